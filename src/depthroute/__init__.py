@@ -1,0 +1,47 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""DepthRoute: depth-routing residuals (AttnRes, Delta AttnRes) for Qwen3-style decoders in Hugging Face Transformers."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from .modeling.configuration_depthroute import PRESETS, DepthRouteConfig
+from .modeling.modeling_depthroute import (
+    DepthRouteForCausalLM,
+    DepthRouteForQuestionAnswering,
+    DepthRouteForSequenceClassification,
+    DepthRouteForTokenClassification,
+    DepthRouteModel,
+    DepthRoutePreTrainedModel,
+)
+from .modeling.residual_base import RoutingWeights
+from .modeling.residual_depth_attention import DepthRead
+
+
+__version__ = "0.1.0"
+
+AutoConfig.register("depthroute", DepthRouteConfig)
+AutoModel.register(DepthRouteConfig, DepthRouteModel)
+AutoModelForCausalLM.register(DepthRouteConfig, DepthRouteForCausalLM)
+AutoModelForSequenceClassification.register(DepthRouteConfig, DepthRouteForSequenceClassification)
+AutoModelForTokenClassification.register(DepthRouteConfig, DepthRouteForTokenClassification)
+AutoModelForQuestionAnswering.register(DepthRouteConfig, DepthRouteForQuestionAnswering)
+
+__all__ = [
+    "PRESETS",
+    "DepthRead",
+    "DepthRouteConfig",
+    "DepthRouteForCausalLM",
+    "DepthRouteForQuestionAnswering",
+    "DepthRouteForSequenceClassification",
+    "DepthRouteForTokenClassification",
+    "DepthRouteModel",
+    "DepthRoutePreTrainedModel",
+    "RoutingWeights",
+]

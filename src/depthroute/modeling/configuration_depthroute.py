@@ -1,0 +1,272 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of the DepthRoute family: Qwen3's fields, and how its residuals are routed through depth."""
+
+# isort: off
+from .compat import check_transformers_version  # noqa: F401  first: an old release must fail with one line, not an import error
+
+# isort: on
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
+from .depth_schedule import live_reads
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_depthroute.DepthRouteConfig",
+    "AutoModel": "modeling_depthroute.DepthRouteModel",
+    "AutoModelForCausalLM": "modeling_depthroute.DepthRouteForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_depthroute.DepthRouteForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_depthroute.DepthRouteForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_depthroute.DepthRouteForQuestionAnswering",
+}
+"""Every class that a checkpoint folder can be loaded as with `trust_remote_code=True`."""
+
+FAMILY_PREFIXES = ("residual_", "depth_", "dual_", "hyper_", "qk_")
+"""Names under these prefixes are ours: one that is no field is a mistake, not somebody's extra entry."""
+
+HOSTED_MODEL_TYPES = ("qwen3", "llama")
+"""Backbones that a configuration can start from."""
+
+# A backbone's entries that say where it came from, or that its own class derives again.
+_NOT_INHERITED = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "pretraining_tp")
+
+
+def nearest_names(name: str, allowed: Iterable[str]) -> str:
+    """The allowed names closest to `name`, for an error message; all of them where none is close."""
+    names = sorted(allowed)
+    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One published way of routing: a name for a set of field values.
+
+    Attributes:
+        fields: values of `DepthRouteConfig`'s routing fields.
+        blocks: whether layers are grouped: "always" (a block size is filled in), "optional" or "never".
+        equation: what a branch reads.
+        paper: where it comes from.
+    """
+
+    fields: dict[str, Any]
+    blocks: Literal["always", "optional", "never"]
+    equation: str
+    paper: str
+
+
+_ATTNRES = "AttnRes, arXiv 2603.15031"
+_DELTA = "Delta AttnRes, arXiv 2605.18855"
+
+PRESETS: dict[str, Preset] = {
+    "standard": Preset({"residual_type": "standard"}, "never", "x = h", "residual, arXiv 1512.03385"),
+    "attnres": Preset(
+        {"depth_source": "output", "depth_combine": "replace"}, "never", "x = Σ p_i v_i over e, u_0 … u_{s-1}", _ATTNRES
+    ),
+    "attnres-block": Preset(
+        {"depth_source": "output", "depth_combine": "replace"}, "always", "x = Σ p_i v_i over e, C_0 … C_{b-1}, PC", _ATTNRES
+    ),
+    "attnres-states": Preset(
+        {"depth_source": "state", "depth_combine": "replace"},
+        "optional",
+        "x = Σ p_i h_i over h_0 … h_s",
+        f"baseline of {_DELTA}",
+    ),
+    "delta": Preset(
+        {"depth_source": "output", "depth_combine": "add"}, "never", "x = h + Σ p_i v_i over e, u_0 … u_{s-1}", _DELTA
+    ),
+    "delta-block": Preset(
+        {"depth_source": "output", "depth_combine": "add"}, "always", "x = h + Σ p_i v_i over e, C_0 … C_{b-1}", _DELTA
+    ),
+}
+
+
+def get_preset(name: str) -> Preset:
+    """The preset called `name`.
+
+    Raises:
+        ValueError: unknown name; the nearest ones are listed.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset: got {name!r}, nearest: {nearest_names(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def read_backbone_config(folder: str | Path) -> PreTrainedConfig:
+    """The configuration in a local folder (or of a hub id), of a backbone that can be hosted. Never runs code from it.
+
+    Raises:
+        ValueError: `config.json` is missing or unreadable, or its model type is not hosted.
+    """
+    path = Path(folder)
+    if path.is_dir():
+        try:
+            entries = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path / 'config.json'}: {type(error).__name__}, allowed: a readable model configuration") from error
+        model_type = entries.get("model_type") if isinstance(entries, dict) else None
+        if model_type not in (*HOSTED_MODEL_TYPES, "depthroute"):
+            raise ValueError(
+                f"{path / 'config.json'}: model_type: got {model_type!r}, allowed: {', '.join(HOSTED_MODEL_TYPES)}, depthroute"
+            )
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+@strict
+class DepthRouteConfig(Qwen3Config):
+    r"""Configuration of a DepthRoute model. `DepthRouteConfig()` is Delta AttnRes (`delta`), plain.
+
+    All of Qwen3's fields keep their meaning. Those of this family:
+
+    Args:
+        residual_type: "depth_attention" (learned reads over depth) or "standard" (equals Qwen3 bit for bit).
+        depth_source: what a source is: an "output" u_s (or a block's sum of them) or a "state" h_s.
+        depth_combine: "replace" the stream by the mix (AttnRes) or "add" the mix to it (Delta).
+        depth_block_size: layers per block, ≥ 1, or None: every sublayer is a source.
+        depth_anchored: subtract the weights at the start, so that a zero query reads the stream exactly. The default of a
+            conversion (True) differs from that of training from scratch (False, the papers' form).
+        depth_num_heads: depth heads H; divides `hidden_size`. Each routes its own slice, with no extra parameters.
+        depth_key_norm: "learned" γ on the normalised keys, or "none".
+        depth_logit_scale: factor on every routing logit, > 0.
+        depth_backend: "auto" or "reference": which implementation of the depth read runs.
+        qk_norm: False hosts backbones without query and key norms (Llama-style).
+
+    Raises:
+        ValueError: an unknown name under this family's prefixes, with the nearest ones.
+        huggingface_hub.errors.StrictDataclassError: a value out of range, or a model in which no read would have two
+            sources; `from_preset` raises these as one-line ValueErrors.
+    """
+
+    model_type = "depthroute"
+    base_model_pp_plan = None  # sources cannot cross a pipeline stage: only hidden states travel there
+
+    residual_type: Literal["standard", "depth_attention"] = "depth_attention"
+    depth_source: Literal["output", "state"] = "output"
+    depth_combine: Literal["replace", "add"] = "add"
+    depth_block_size: int | None = None
+    depth_anchored: bool = False
+    depth_num_heads: int = 1
+    depth_key_norm: Literal["learned", "none"] = "learned"
+    depth_logit_scale: float | int = 1.0
+    depth_backend: Literal["auto", "reference"] = "auto"
+    qk_norm: bool = True
+
+    def __post_init__(self, **kwargs: Any):
+        own = family_fields()
+        for name in kwargs:
+            if name.startswith(FAMILY_PREFIXES):
+                raise ValueError(f"{name}: unknown field, nearest: {nearest_names(name, own)}")
+        super().__post_init__(**kwargs)
+        self.auto_map = dict(AUTO_MAP)
+
+    def validate_depth_block_size(self):
+        if self.depth_block_size is not None and self.depth_block_size < 1:
+            raise ValueError(f"depth_block_size: got {self.depth_block_size}, allowed: layers ≥ 1, or None")
+
+    def validate_depth_num_heads(self):
+        if self.depth_num_heads < 1 or self.hidden_size % self.depth_num_heads:
+            raise ValueError(
+                f"depth_num_heads: got {self.depth_num_heads}, allowed: a divisor of hidden_size = {self.hidden_size}"
+            )
+
+    def validate_depth_logit_scale(self):
+        if not 0 < self.depth_logit_scale < float("inf"):
+            raise ValueError(f"depth_logit_scale: got {self.depth_logit_scale}, allowed: a finite number > 0")
+
+    def validate_reads(self):
+        # a block size below 1 is named by its own validator
+        routed = self.residual_type == "depth_attention" and (self.depth_block_size or 1) >= 1
+        if routed and not live_reads(self):
+            raise ValueError(
+                f"depth_block_size: got {self.depth_block_size} with num_hidden_layers = {self.num_hidden_layers}, "
+                "which leaves no read with two sources; allowed: a block smaller than the model"
+            )
+
+    @property
+    def preset_name(self) -> str:
+        """The preset that these fields spell, for display; "custom" where none does. Heads, anchoring, norms and scale are
+        options on top of a preset and do not change its name."""
+        if self.residual_type == "standard":
+            return "standard"
+        blocks = "never" if self.depth_block_size is None else "always"
+        for name, preset in PRESETS.items():
+            values = {"residual_type": "depth_attention", **preset.fields}
+            if all(getattr(self, key) == value for key, value in values.items()) and preset.blocks in (blocks, "optional"):
+                return name
+        return "custom"
+
+    @classmethod
+    def from_preset(
+        cls, name: str, base: PreTrainedConfig | str | Path | None = None, **values: Any
+    ) -> "DepthRouteConfig":
+        """A configuration by preset name, on the sizes of a backbone.
+
+        Args:
+            name: one of `PRESETS`.
+            base: a Qwen3 or Llama configuration, or a folder (or hub id) that holds one; default: Qwen3's own defaults.
+            values: any field, over the preset's and the backbone's.
+
+        Raises:
+            ValueError: unknown preset or field (with the nearest names), a block size for a preset without blocks, a
+                backbone that cannot be hosted.
+        """
+        preset = get_preset(name)
+        for key in values:
+            if key not in known_fields():
+                raise ValueError(f"{key}: unknown field, nearest: {nearest_names(key, known_fields())}")
+        if preset.blocks == "never" and values.get("depth_block_size") is not None:
+            raise ValueError(
+                f"depth_block_size: got {values['depth_block_size']}, allowed: none, preset {name!r} has no blocks"
+            )
+        backbone = read_backbone_config(base) if isinstance(base, (str, Path)) else base
+        inherited = {} if backbone is None else backbone_fields(backbone)
+        settings = {**inherited, "residual_type": "depth_attention", **preset.fields, **values}
+        if preset.blocks == "always" and settings.get("depth_block_size") is None:
+            layers = settings.get("num_hidden_layers", cls.num_hidden_layers)
+            settings["depth_block_size"] = -(-layers // 8)
+        try:
+            return cls(**settings)
+        except StrictDataclassError as error:
+            raise ValueError(str(error.__cause__ or error)) from error
+
+
+def family_fields() -> dict[str, Any]:
+    """The fields that this family adds to Qwen3's, with their defaults."""
+    inherited = {item.name for item in fields(Qwen3Config)}
+    return {item.name: item.default for item in fields(DepthRouteConfig) if item.name not in inherited}
+
+
+def known_fields() -> list[str]:
+    """Every field of the configuration, Qwen3's included."""
+    return [item.name for item in fields(DepthRouteConfig)]
+
+
+def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """A hosted backbone's configuration as `DepthRouteConfig` arguments.
+
+    Raises:
+        ValueError: a model type that is not hosted, or a setting of it that the Qwen3 backbone has no place for.
+    """
+    if config.model_type not in (*HOSTED_MODEL_TYPES, "depthroute"):
+        raise ValueError(f"model_type: got {config.model_type!r}, allowed: {', '.join(HOSTED_MODEL_TYPES)}")
+    if getattr(config, "mlp_bias", False):
+        raise ValueError("mlp_bias: got True, allowed: False, the Qwen3 MLP has no biases")
+    values = {key: value for key, value in config.to_dict().items() if key not in _NOT_INHERITED}
+    values.pop("mlp_bias", None)
+    if config.model_type == "depthroute":
+        return {key: value for key, value in values.items() if key not in family_fields() or key == "qk_norm"}
+    return {**values, "qk_norm": config.model_type == "qwen3"}
+
+
+DepthRouteConfig.register_for_auto_class("AutoConfig")
+
+__all__ = ["DepthRouteConfig"]

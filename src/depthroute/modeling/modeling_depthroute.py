@@ -1,0 +1,378 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The DepthRoute model: Qwen3's embedding, attention, MLP, norms and heads, in a loop of read → branch → write."""
+
+# isort: off
+from .compat import CACHE_NAME, cache_argument  # first: an old release must fail with one line, not an import error
+
+# isort: on
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3ForCausalLM,
+    Qwen3MLP,
+    Qwen3PreTrainedModel,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_depthroute import DepthRouteConfig
+from .residual_base import Residual, RoutingRecord
+from .residual_depth_attention import DepthAttentionResidual, DepthRead
+from .residual_standard import StandardResidual
+
+
+RESIDUALS: dict[str, type[Residual]] = {
+    "standard": StandardResidual,
+    "depth_attention": DepthAttentionResidual,
+}
+
+
+def build_residual(config: DepthRouteConfig) -> Residual:
+    """The residual that `config.residual_type` names."""
+    return RESIDUALS[config.residual_type](config)
+
+
+class DepthRouteAttention(Qwen3Attention):
+    """Qwen3's attention; without its query and key norms where `qk_norm` is False, which is then Llama's."""
+
+    def __init__(self, config: DepthRouteConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if not config.qk_norm:
+            self.q_norm = nn.Identity()
+            self.k_norm = nn.Identity()
+
+
+class DepthRouteDecoderLayer(GradientCheckpointingLayer):
+    """Two branches, attention and MLP, each around a read and a write of the residual.
+
+        state before sublayer 2i (flat tensors [B, T, D])
+          → attn_read → x → input_layernorm → self_attn → u → write
+          → mlp_read  → x → post_attention_layernorm → mlp → u → write
+          → the tensors that changed: the stream h_{2i+2} first
+
+    `attn_read` and `mlp_read` are None where the read has no choice.
+    """
+
+    def __init__(self, config: DepthRouteConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.residual = build_residual(config)
+        self.self_attn = DepthRouteAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attn_read = self.residual.create_read(2 * layer_idx)
+        self.mlp_read = self.residual.create_read(2 * layer_idx + 1)
+
+    def forward(
+        self, *tensors: Tensor, routing: RoutingRecord | None = None, **attention_kwargs: Any
+    ) -> Tensor | tuple[Tensor, ...]:
+        """
+        Args:
+            tensors: the residual's state, packed: the stream h_{2i} [B, T, D] first.
+            routing: where reads note their weights.
+            attention_kwargs: mask, positions and cache, as Qwen3's attention takes them.
+
+        Returns:
+            What changed, packed: the stream h_{2i+2} [B, T, D] first, then what else the residual carries, then new
+            sources. The stream alone, as in Qwen3, where the residual is standard.
+        """
+        residual, s = self.residual, 2 * self.layer_idx
+        before = residual.unpack(tensors, s)
+
+        read = residual.read(before, s, self.attn_read, routing)
+        update, _ = self.self_attn(hidden_states=self.input_layernorm(read), **attention_kwargs)
+        state = residual.write(before, s, update)
+
+        read = residual.read(state, s + 1, self.mlp_read, routing)
+        update = self.mlp(self.post_attention_layernorm(read))
+        state = residual.write(state, s + 1, update)
+
+        changes = residual.changes(before, state)
+        return changes[0] if len(changes) == 1 else changes
+
+
+class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
+    config_class = DepthRouteConfig
+    config: DepthRouteConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["DepthRouteDecoderLayer"]
+    _can_record_outputs = {"hidden_states": DepthRouteDecoderLayer, "attentions": DepthRouteAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, DepthRead):
+            init.zeros_(module.query)
+            if module.key_norm is not None:
+                init.ones_(module.key_norm)
+
+    def routing_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of every depth read, by name. Empty for the standard residual."""
+        reads = [f"{name}." for name, module in self.named_modules() if isinstance(module, DepthRead)]
+        return {name: parameter for name, parameter in self.named_parameters() if name.startswith(tuple(reads))}
+
+    @classmethod
+    def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
+        """Refuses pipeline parallelism: the sources of a read cannot cross a stage."""
+        options = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config or object)
+        if (options.get("pp_size") or 1) > 1:
+            raise ValueError(
+                f"pp_size: got {options['pp_size']}, allowed: 1, {cls.__name__} does not support pipeline parallelism "
+                "(a stage passes on hidden states only, a depth read needs every earlier source)"
+            )
+        return super().prepare_distribute_model(distributed_config, device_map)
+
+
+@dataclass
+class DepthRouteModelOutputWithPast(BaseModelOutputWithPast):
+    """`BaseModelOutputWithPast` and the routing.
+
+    Attributes:
+        hidden_states: with `output_hidden_states`, L + 1 tensors [B, T, D]: entry i is the standard stream h_{2i} that
+            enters layer i, the last one the normed final read (`last_hidden_state`).
+        routing: with `output_routing`, `RoutingWeights` by module path; inert reads are absent.
+    """
+
+    routing: RoutingRecord | None = None
+
+
+class DepthRouteModel(DepthRoutePreTrainedModel):
+    """The decoder without a head.
+
+        input_ids [B, T] → embed_tokens → e [B, T, D] → start → state
+        for each layer:  state → read → branch → write (twice) → state
+        state → final_read → x_final [B, T, D] → norm → last_hidden_state [B, T, D]
+    """
+
+    def __init__(self, config: DepthRouteConfig):
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.residual = build_residual(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(
+            [DepthRouteDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.final_read = self.residual.create_read(2 * config.num_hidden_layers)
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @cache_argument
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_routing: bool | None = None,
+        routing: RoutingRecord | None = None,
+        **kwargs: Any,
+    ) -> DepthRouteModelOutputWithPast:
+        """
+        Args:
+            input_ids: [B, T]; or `inputs_embeds` [B, T, D].
+            attention_mask: [B, T], a 4-D mask, or a dict of masks by layer type.
+            position_ids: [B, T] or [1, T].
+            cache: the KV cache (`past_key_values` before transformers 5.24). Routing is per token and keeps nothing in it.
+            output_routing: return every live read's weights.
+            routing: a dict to note them in, for callers that wrap this model.
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids, inputs_embeds: got both or neither, allowed: exactly one")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if position_ids is None:
+            past = cache.get_seq_length() if cache is not None else 0
+            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
+        if output_routing and routing is None:
+            routing = {}
+
+        state = self.residual.start(inputs_embeds)
+        layer_kwargs = {
+            "position_embeddings": self.rotary_emb(inputs_embeds, position_ids),
+            "position_ids": position_ids,
+            "use_cache": use_cache,
+            "routing": routing,
+            CACHE_NAME: cache,
+            **kwargs,
+        }
+        masks = self._attention_masks(attention_mask, inputs_embeds, cache, position_ids)
+        for layer_idx, layer in enumerate(self.layers):
+            mask = masks[self.config.layer_types[layer_idx]]
+            changes = layer(*self.residual.pack(state), attention_mask=mask, **layer_kwargs)
+            changes = changes if isinstance(changes, tuple) else (changes,)
+            state = self.residual.advance(state, changes, 2 * layer_idx + 2)
+
+        hidden_states = self.norm(self.residual.finish(state, self.final_read, routing))
+        return DepthRouteModelOutputWithPast(
+            last_hidden_state=hidden_states, routing=routing, **{CACHE_NAME: cache if use_cache else None}
+        )
+
+    def _attention_masks(self, attention_mask: Any, embeds: Tensor, cache: Any, position_ids: Tensor) -> dict[str, Any]:
+        if isinstance(attention_mask, dict):  # `generate` may have prepared them already
+            return attention_mask
+        arguments = {
+            "config": self.config,
+            "inputs_embeds": embeds,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            CACHE_NAME: cache,
+        }
+        make_mask = {
+            "full_attention": create_causal_mask,
+            "sliding_attention": create_sliding_window_causal_mask,
+        }
+        return {kind: make_mask[kind](**arguments) for kind in dict.fromkeys(self.config.layer_types)}
+
+
+def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the forward of one of transformers' heads the argument `output_routing` and its output the entry `routing`:
+    `RoutingWeights` by module path, such as `model.layers.3.attn_read`."""
+    signature = inspect.signature(forward)
+    *arguments, rest = signature.parameters.values()
+    option = inspect.Parameter("output_routing", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=bool | None)
+
+    @wraps(forward)
+    def call(self: Any, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
+        if not output_routing:
+            return forward(self, *args, **kwargs)
+        record: RoutingRecord = {}
+        output = forward(self, *args, routing=record, **kwargs)
+        routing = {f"{self.base_model_prefix}.{name}": weights for name, weights in record.items()}
+        if isinstance(output, tuple):
+            return (*output, routing)
+        output["routing"] = routing
+        return output
+
+    call.__signature__ = signature.replace(parameters=[*arguments, option, rest])  # type: ignore[attr-defined]
+    return call
+
+
+class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
+    """The decoder with a language-modelling head. `forward` is Qwen3's, with `output_routing`."""
+
+    _pp_plan: dict[str, Any] = {}
+
+    def __init__(self, config: DepthRouteConfig):
+        DepthRoutePreTrainedModel.__init__(self, config)
+        self.model = DepthRouteModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    forward = with_routing(Qwen3ForCausalLM.forward)
+
+    def generate(self, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
+        """transformers' `generate`; with `output_routing` and `return_dict_in_generate` the output has the entry
+        `routing`: one record per forward pass, the prompt's first.
+
+        Raises:
+            ValueError: `output_routing` without `return_dict_in_generate`.
+        """
+        if not output_routing:
+            return super().generate(*args, **kwargs)
+        steps: list[RoutingRecord] = []
+        hook = self.register_forward_hook(lambda module, inputs, output: steps.append(output["routing"]))
+        try:
+            output = super().generate(*args, output_routing=True, **kwargs)
+        finally:
+            hook.remove()
+        if isinstance(output, Tensor):
+            raise ValueError("return_dict_in_generate: got False, allowed: True where output_routing is asked for")
+        output["routing"] = tuple(steps)
+        return output
+
+
+class DepthRouteForSequenceClassification(GenericForSequenceClassification, DepthRoutePreTrainedModel):
+    """The decoder with a linear head on the last token."""
+
+    def __init__(self, config: DepthRouteConfig):
+        DepthRoutePreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DepthRouteModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    forward = with_routing(GenericForSequenceClassification.forward)
+
+
+class DepthRouteForTokenClassification(GenericForTokenClassification, DepthRoutePreTrainedModel):
+    """The decoder with a linear head on every token."""
+
+    def __init__(self, config: DepthRouteConfig):
+        DepthRoutePreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DepthRouteModel(config)
+        dropout = getattr(config, "classifier_dropout", None)
+        self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    forward = with_routing(GenericForTokenClassification.forward)
+
+
+class DepthRouteForQuestionAnswering(GenericForQuestionAnswering, DepthRoutePreTrainedModel):
+    """The decoder with start and end logits for every token."""
+
+    base_model_prefix = "model"
+
+    def __init__(self, config: DepthRouteConfig):
+        DepthRoutePreTrainedModel.__init__(self, config)
+        self.model = DepthRouteModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    forward = with_routing(GenericForQuestionAnswering.forward)
+
+
+for _auto_class, _model_class in (
+    ("AutoModel", DepthRouteModel),
+    ("AutoModelForCausalLM", DepthRouteForCausalLM),
+    ("AutoModelForSequenceClassification", DepthRouteForSequenceClassification),
+    ("AutoModelForTokenClassification", DepthRouteForTokenClassification),
+    ("AutoModelForQuestionAnswering", DepthRouteForQuestionAnswering),
+):
+    # without this a re-saved checkpoint would lose its code, and with it trust_remote_code
+    _model_class.register_for_auto_class(_auto_class)
+
+__all__ = [
+    "DepthRouteForCausalLM",
+    "DepthRouteForQuestionAnswering",
+    "DepthRouteForSequenceClassification",
+    "DepthRouteForTokenClassification",
+    "DepthRouteModel",
+    "DepthRoutePreTrainedModel",
+]

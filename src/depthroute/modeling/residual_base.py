@@ -1,0 +1,112 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The residual protocol: how branches read from, and write to, the memory that runs through the depth of the model.
+
+Dimension letters, used everywhere in this package:
+    B batch   T tokens   D width   L layers   S sources of a read   H depth heads (H divides D)
+    s sublayer, 0 … 2L-1 (even: attention, odd: MLP); 2L stands for the final read
+
+              e [B, T, D]                                    token embedding
+                  │ start
+                  ▼
+    ┌──────── state ◄───────────────────────────┐            carry[0] is always the standard stream h_s
+    │             │ read(state, s)              │
+    │             ▼                             │
+    │        x_s [B, T, D]                      │            standard: h_s;  depth attention: a mix of S sources
+    │             │ Norm_s, branch f_s          │            Qwen3's own RMSNorm, attention, MLP: unchanged
+    │             ▼                             │
+    │        u_s [B, T, D] ──── write(state, s, u_s) ── s + 1
+    │
+    └── after the last sublayer: finish(state) → x_final [B, T, D] → final norm → head
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class ResidualState(NamedTuple):
+    """What a residual remembers between two sublayers.
+
+    Attributes:
+        carry: tensors [B, T, D] that each write replaces; the first is the standard stream h_s.
+        history: tensors [B, T, D] that are only ever appended to.
+    """
+
+    carry: tuple[Tensor, ...]
+    history: tuple[Tensor, ...] = ()
+
+    @property
+    def stream(self) -> Tensor:
+        """The standard stream h_s [B, T, D], with stock Qwen3's order of additions."""
+        return self.carry[0]
+
+
+class RoutingWeights(NamedTuple):
+    """What one depth read attended to.
+
+    Attributes:
+        sources: S labels, as in `depth_schedule.source_labels`.
+        weights: the softmax p [S, B, T], or [S, B, T, H] for H > 1 heads; float32, detached, also where the read is
+            anchored (which mixes with p − p⁰).
+    """
+
+    sources: list[str]
+    weights: Tensor
+
+
+RoutingRecord = dict[str, RoutingWeights]
+
+
+class Residual(ABC):
+    """One way of connecting branches through depth. Holds the schedule only: parameters live in the read modules, which
+    the layers own, and tensors live in the state, which the model's loop owns."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    @abstractmethod
+    def create_read(self, s: int) -> nn.Module | None:
+        """The module with the parameters of read `s` (2L: the final read); None where that read has no choice."""
+
+    @abstractmethod
+    def carry_size(self, s: int) -> int:
+        """How many tensors the carry holds before sublayer `s`."""
+
+    @abstractmethod
+    def start(self, embedding: Tensor) -> ResidualState:
+        """State before sublayer 0, from e [B, T, D]."""
+
+    @abstractmethod
+    def read(self, state: ResidualState, s: int, module: nn.Module | None, record: RoutingRecord | None) -> Tensor:
+        """x_s [B, T, D], what branch `s` reads. A routed read notes its weights in `record`, where one is given."""
+
+    @abstractmethod
+    def write(self, state: ResidualState, s: int, update: Tensor) -> ResidualState:
+        """State after branch `s` wrote u_s [B, T, D]."""
+
+    @abstractmethod
+    def finish(self, state: ResidualState, module: nn.Module | None, record: RoutingRecord | None) -> Tensor:
+        """x_final [B, T, D], what the final norm reads."""
+
+    # Layers take and return flat tensors: nested ones lose their gradients under reentrant checkpointing.
+
+    def unpack(self, tensors: Sequence[Tensor], s: int) -> ResidualState:
+        """The state before sublayer `s` out of a layer's positional arguments (carry, then history)."""
+        size = self.carry_size(s)
+        return ResidualState(tuple(tensors[:size]), tuple(tensors[size:]))
+
+    def pack(self, state: ResidualState) -> tuple[Tensor, ...]:
+        """The inverse of `unpack`."""
+        return (*state.carry, *state.history)
+
+    def changes(self, before: ResidualState, after: ResidualState) -> tuple[Tensor, ...]:
+        """What a layer returns: the new carry, and only those history entries that it added."""
+        return (*after.carry, *after.history[len(before.history) :])
+
+    def advance(self, before: ResidualState, changes: Sequence[Tensor], s: int) -> ResidualState:
+        """The state before sublayer `s` out of the previous state and a layer's `changes`."""
+        size = self.carry_size(s)
+        return ResidualState(tuple(changes[:size]), (*before.history, *changes[size:]))
