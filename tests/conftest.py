@@ -1,0 +1,80 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by all tests: no network, one thread budget, and tiny models that are built once."""
+
+import os
+
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
+
+
+torch.set_num_threads(1)
+
+ROUTED_PRESETS = [name for name in PRESETS if name != "standard"]
+
+
+def tiny_qwen3_config(**values) -> Qwen3Config:
+    """A Qwen3 of 8 layers and width 32 whose activations are far from the rms eps, unlike those of a fresh 0.02 init."""
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 256,
+    }
+    return Qwen3Config(**{**sizes, **values})
+
+
+def tiny_config(preset: str, base: Qwen3Config | None = None, **values) -> DepthRouteConfig:
+    """The preset on `tiny_qwen3_config`, with blocks of 2 layers where the preset has blocks."""
+    if PRESETS[preset].blocks == "always":
+        values.setdefault("depth_block_size", 2)
+    return DepthRouteConfig.from_preset(preset, base=base or tiny_qwen3_config(), **values)
+
+
+def randomize_routing(model, seed: int = 0, scale: float = 0.5) -> None:
+    """Set every routing parameter to random values, so that routing is far from its start."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.routing_parameters().items():
+            centre = 1.0 if name.endswith("key_norm") else 0.0
+            noise = torch.randn(parameter.shape, generator=generator) * scale + centre
+            parameter.copy_(noise)
+
+
+@pytest.fixture(scope="session")
+def stock() -> Qwen3ForCausalLM:
+    """A stock Qwen3 with random weights, in evaluation mode. Do not change it."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(tiny_qwen3_config()).eval()
+
+
+@pytest.fixture(scope="session")
+def token_ids() -> torch.Tensor:
+    """[2, 13] token ids."""
+    return torch.randint(1, 97, (2, 13), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="session")
+def graft(stock):
+    """Build a preset's model on the stock model's weights: `graft("delta", depth_anchored=True)`."""
+
+    def build(preset: str, **values) -> DepthRouteForCausalLM:
+        model = DepthRouteForCausalLM(tiny_config(preset, base=stock.config, **values)).eval()
+        result = model.load_state_dict(stock.state_dict(), strict=False)
+        assert not result.unexpected_keys and set(result.missing_keys) == set(model.routing_parameters())
+        return model
+
+    return build
