@@ -23,6 +23,17 @@ app = typer.Typer(
 )
 
 
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("depthroute"))
+        raise typer.Exit
+
+
 @app.command()
 def presets() -> None:
     """List the presets with their fields, equation and paper."""
