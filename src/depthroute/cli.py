@@ -23,10 +23,11 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
 ) -> None:
+    """Exit codes: 0 done, 1 a check failed, 2 refused."""
     if version:
         from importlib.metadata import version as installed
 
