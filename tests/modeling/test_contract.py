@@ -1,0 +1,171 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""What every preset must keep; the preset table is the parameter, so a new row is tested as it comes."""
+
+import pytest
+import torch
+from conftest import ROUTED_PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
+
+from depthroute import PRESETS, DepthRouteForCausalLM
+from depthroute.modeling.depth_schedule import live_reads, read_name
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+EVERY_PRESET = pytest.mark.parametrize("preset", ROUTED_PRESETS)
+
+
+@pytest.mark.smoke
+@DTYPES
+@EVERY_PRESET
+def test_anchored_logits_equal_the_source(preset, dtype, graft, stock, token_ids):
+    from copy import deepcopy
+
+    model = graft(preset, depth_anchored=True).to(dtype)
+    expected = deepcopy(stock).to(dtype)(token_ids).logits
+    assert torch.equal(model(token_ids).logits, expected)
+    # the control: equality is not the work of a read that ignores its query
+    read = model.get_submodule(f"model.{read_name(model.config, live_reads(model.config)[-1])}")
+    with torch.no_grad():
+        read.query.normal_()
+    assert not torch.equal(model(token_ids).logits, expected)
+
+
+def test_anchored_states_in_blocks_equal_the_source(graft, stock, token_ids):
+    model = graft("attnres-states", depth_anchored=True, depth_block_size=3)
+    assert torch.equal(model(token_ids).logits, stock(token_ids).logits)
+
+
+@pytest.mark.parametrize("heads", [4, 8])
+@EVERY_PRESET
+def test_heads_add_no_parameters_and_keep_the_anchor(preset, heads, graft, stock, token_ids):
+    model = graft(preset, depth_anchored=True, depth_num_heads=heads)
+    assert len(model.routing_parameters()) == len(graft(preset).routing_parameters())
+    assert torch.equal(model(token_ids).logits, stock(token_ids).logits)
+
+
+@EVERY_PRESET
+def test_plain_conversion_gaps(preset, graft, stock, token_ids):
+    """max |Δlogits| / std of logits at q = 0. Full reads are h / N or h (1 + 1/N), which the norms undo up to eps; the
+    others change the function."""
+    expected = stock(token_ids).logits
+    gap = ((graft(preset)(token_ids).logits - expected).abs().max() / expected.std()).item()
+    # activations are of order 1 here, so eps = 1e-6 moves logits by some 1e-5; measured 1e-5 and 0.03 or more
+    if preset in ("attnres", "attnres-block", "delta"):
+        assert 0 < gap < 1e-3
+    else:
+        assert gap > 1e-2
+
+
+@EVERY_PRESET
+@pytest.mark.parametrize("anchored", [False, True], ids=["plain", "anchored"])
+def test_live_queries_learn_from_the_first_step(preset, anchored, graft, token_ids):
+    model = graft(preset, depth_anchored=anchored).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(token_ids, labels=token_ids).loss.backward()
+        if step == 0:
+            for name, parameter in model.routing_parameters().items():
+                if name.endswith("query"):
+                    assert parameter.grad is not None and parameter.grad.norm() > 0, name
+        optimizer.step()
+    for name, parameter in model.routing_parameters().items():
+        if name.endswith("query"):
+            assert parameter.abs().max() > 0, name
+
+
+# L, K → sources of every read, worked out by hand: attn and MLP of each layer, then the final read
+ODD_DEPTHS = {
+    "attnres L2": ("attnres", 2, None, [1, 2, 3, 4, 5]),
+    "delta L2": ("delta", 2, None, [1, 2, 3, 4]),
+    "attnres-block L7 K3": ("attnres-block", 7, 3, [1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4]),
+    "attnres-block L3 K1": ("attnres-block", 3, 1, [1, 2, 2, 3, 3, 4, 4]),
+    "attnres-block L4 K4": ("attnres-block", 4, 4, [1, 2, 2, 2, 2, 2, 2, 2, 2]),
+    "attnres-block L3 K9": ("attnres-block", 3, 9, [1, 2, 2, 2, 2, 2, 2]),
+    "delta-block L7 K3": ("delta-block", 7, 3, [1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]),
+    "delta-block L3 K1": ("delta-block", 3, 1, [1, 1, 2, 2, 3, 3]),
+    "attnres-states L2": ("attnres-states", 2, None, [1, 2, 3, 4, 5]),
+    "attnres-states L3 K2": ("attnres-states", 3, 2, [1, 2, 2, 2, 2, 3, 3]),
+    "attnres-states L4 K2": ("attnres-states", 4, 2, [1, 2, 2, 2, 2, 3, 3, 3, 3]),
+}
+
+
+@pytest.mark.parametrize("anchored", [False, True], ids=["plain", "anchored"])
+@pytest.mark.parametrize("case", ODD_DEPTHS)
+def test_odd_depths(case, anchored, token_ids):
+    preset, layers, block, expected = ODD_DEPTHS[case]
+    base = tiny_qwen3_config(num_hidden_layers=layers)
+    model = DepthRouteForCausalLM(tiny_config(preset, base=base, depth_block_size=block, depth_anchored=anchored)).eval()
+    output = model(token_ids, output_routing=True)
+    live = {f"model.{read_name(model.config, s)}": count for s, count in enumerate(expected) if count > 1}
+    assert {name: len(weights.sources) for name, weights in output.routing.items()} == live
+    assert {name: weights.weights.shape[0] for name, weights in output.routing.items()} == live
+    # the last layer's writes reach the logits, in a short last block as well
+    with torch.no_grad():
+        model.model.layers[-1].mlp.down_proj.weight.mul_(1.5)
+    assert not torch.equal(model(token_ids).logits, output.logits)
+
+
+@pytest.mark.parametrize("block", [8, 9])
+def test_a_model_without_a_live_read_is_refused(block):
+    with pytest.raises(ValueError, match=f"depth_block_size: got {block} with num_hidden_layers = 8"):
+        tiny_config("delta-block", depth_block_size=block)
+
+
+@EVERY_PRESET
+def test_routing_output(preset, graft, token_ids):
+    model = graft(preset)
+    randomize_routing(model)
+    plain = model(token_ids)
+    output = model(token_ids, output_routing=True)
+    assert torch.equal(output.logits, plain.logits) and "routing" not in plain
+    assert list(output.routing) == [f"model.{read_name(model.config, s)}" for s in live_reads(model.config)]
+    for name, read in output.routing.items():
+        assert hasattr(model.get_submodule(name), "query")
+        assert read.weights.shape == (len(read.sources), 2, 13) and not read.weights.requires_grad
+        # softmax over sources in float32: a few roundings of 6e-8
+        torch.testing.assert_close(read.weights.sum(0), torch.ones(2, 13), rtol=0, atol=1e-6)
+    assert set(model.model(token_ids, output_routing=True).routing) == {
+        name.removeprefix("model.") for name in output.routing
+    }
+    as_tuple = model(token_ids, output_routing=True, return_dict=False)
+    assert as_tuple[-1].keys() == output.routing.keys()
+
+
+def test_routing_output_with_heads_and_labels(graft, token_ids):
+    model = graft("attnres-block", depth_num_heads=4)
+    randomize_routing(model)
+    routing = model(token_ids, output_routing=True).routing
+    last = routing["model.layers.5.mlp_read"]
+    assert last.sources == ["embedding", "block 0", "block 1", "partial"]
+    assert last.weights.shape == (4, 2, 13, 4)
+    torch.testing.assert_close(last.weights.sum(0), torch.ones(2, 13, 4), rtol=0, atol=1e-6)
+    sources = graft("delta")(token_ids, output_routing=True).routing["model.layers.1.mlp_read"].sources
+    assert sources == ["embedding", "layer 0 attn", "layer 0 mlp", "layer 1 attn"]
+    states = graft("attnres-states")(token_ids, output_routing=True).routing["model.layers.1.attn_read"].sources
+    assert states == ["embedding", "state 1", "state 2"]
+
+
+@EVERY_PRESET
+def test_hidden_states_are_the_standard_stream(preset, graft, stock, token_ids):
+    model = graft(preset, depth_anchored=True)
+    output = model(token_ids, output_hidden_states=True)
+    expected = stock(token_ids, output_hidden_states=True).hidden_states
+    assert len(output.hidden_states) == len(expected) == 9
+    for index, (found, reference) in enumerate(zip(output.hidden_states, expected)):
+        assert torch.equal(found, reference), index
+
+
+@EVERY_PRESET
+def test_one_dtype_after_loading_in_bfloat16(preset, graft, tmp_path):
+    graft(preset).save_pretrained(tmp_path)
+    model = DepthRouteForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_unused_parameters(preset, graft, token_ids):
+    """What distributed training without a search for unused parameters relies on."""
+    model = graft(preset).train()
+    model(token_ids, labels=token_ids).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
