@@ -3,6 +3,9 @@
 """Shared by all tests: no network, one thread budget, and tiny models that are built once."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -52,6 +55,23 @@ def randomize_routing(model, seed: int = 0, scale: float = 0.5) -> None:
             centre = 1.0 if name.endswith("key_norm") else 0.0
             noise = torch.randn(parameter.shape, generator=generator) * scale + centre
             parameter.copy_(noise)
+
+
+_HIDE_THE_PACKAGE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("depthroute", "depthroute_kernels", "depthroute_conversion"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def run_alone(code: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess:
+    """Run code in a fresh process that cannot import this project, offline, with `cache` as its cache of remote code."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(cache)}
+    command = [sys.executable, "-c", _HIDE_THE_PACKAGE + code, *arguments]
+    return subprocess.run(command, env=environment, cwd=cache, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="session")
