@@ -1,0 +1,215 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""A thin road to lm-eval: its model class, its tasks and its numbers, on any causal language model."""
+
+import difflib
+import fnmatch
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from ..errors import Refused
+from ..extras import require
+from ..files import check_model
+from .catalog import LOCAL_TASKS, TASK_FOLDER
+
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_LOCAL_NAMES = (*LOCAL_TASKS, "depthroute_local")
+
+
+def task_manager(tasks: Sequence[str]) -> "TaskManager":
+    """lm-eval's task manager, with our tasks beside its own.
+
+    Args:
+        tasks: names of tasks, groups and tags, patterns of them (`mmlu_*`), or paths of task files.
+
+    Raises:
+        Refused: an unknown name, with the nearest ones; or lm-eval is not installed.
+    """
+    require("lm_eval", "eval")
+    from lm_eval.tasks import TaskManager
+
+    if not tasks:
+        raise Refused(f"tasks: got none, allowed: {', '.join(_LOCAL_NAMES)}, delta_paper, or any name of lm-eval")
+    # to index lm-eval's own thousands takes ten seconds and more
+    ours_alone = set(tasks) <= set(_LOCAL_NAMES)
+    manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=not ours_alone)
+    known = manager.all_tasks
+    for name in tasks:
+        if not (fnmatch.filter(known, name) or Path(name).is_file()):
+            close = difflib.get_close_matches(name, known, n=5, cutoff=0.6) or [*_LOCAL_NAMES, "delta_paper"]
+            raise Refused(f"tasks: got {name!r}, nearest: {', '.join(close)}")
+    return manager
+
+
+def evaluate(
+    model: "str | Path | PreTrainedModel",
+    tasks: str | Sequence[str],
+    batch_size: int | str = 1,
+    limit: int | float | None = None,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    max_batch_size: int = 64,
+    max_length: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Evaluate a model with lm-eval.
+
+    Args:
+        model: a model folder or hub id of any causal language model, or a model in memory (then with `tokenizer`, and
+            on its own device, in its own dtype). DepthRoute models run in the installed classes.
+        tasks: one or more of lm-eval's names or patterns, of ours (`depthroute_choice`, `depthroute_perplexity`,
+            `depthroute_generation`, all three: `depthroute_local`, the Delta paper's eight: `delta_paper`), or paths of
+            task files.
+        batch_size: sequences per forward pass, ≥ 1; "auto" or "auto:N" for lm-eval's search from `max_batch_size` down.
+        limit: documents per task: a number ≥ 1, or a fraction below 1. None: all.
+        device: as torch names it; default: the first GPU, otherwise the CPU.
+        dtype: of the weights: a name of torch's, or "auto" for that of the checkpoint.
+        max_length: tokens of context; default: what the model's configuration allows.
+        options: anything else that `lm_eval.simple_evaluate` takes (`num_fewshot`, `apply_chat_template`, `gen_kwargs`,
+            `log_samples`, …).
+
+    Returns:
+        lm-eval's own result: `results[task]["acc,none"]`, `…["acc_stderr,none"]`, and, unless `log_samples` is False,
+        `samples[task]` with every log-likelihood.
+
+    Raises:
+        Refused: a value that cannot be meant, an unknown task, a folder without a model, or lm-eval is not installed.
+    """
+    tasks = [tasks] if isinstance(tasks, str) else list(tasks)
+    _check_numbers(batch_size, limit, max_batch_size, max_length)
+    if isinstance(model, (str, Path)):
+        source: Any = check_model(model)
+    elif tokenizer is None:
+        raise Refused("tokenizer: got None, allowed: the tokenizer of the model in memory")
+    else:
+        source = model
+    manager = task_manager(tasks)
+
+    import torch
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    with _without_notes():
+        lm = HFLM(
+            pretrained=source,
+            backend="causal",
+            tokenizer=tokenizer,
+            device=_check_device(device),
+            dtype=_check_dtype(dtype),
+            batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+        )
+        result = simple_evaluate(
+            model=lm,
+            tasks=manager.match_tasks(tasks) + [name for name in tasks if Path(name).is_file()],
+            batch_size=batch_size,
+            device=device,
+            limit=limit,
+            task_manager=manager,
+            **options,
+        )
+    return dict(result)
+
+
+_NOTES = (
+    "`pretrained` model kwarg is not of type `str`",
+    "Passed an already-initialized model through `pretrained`",
+    "depthroute_choice: Custom kwargs",
+    "depthroute_perplexity: Custom kwargs",
+    "depthroute_generation: Custom kwargs",
+)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leave out what lm-eval notes about any model in memory and any data set that a function loads."""
+    loggers = [logging.getLogger(name) for name in ("lm_eval.models.huggingface", "lm_eval.api.task")]
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_NOTES)
+
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
+
+
+def _check_numbers(batch_size: int | str, limit: float | None, max_batch_size: int, max_length: int | None) -> None:
+    if not re.fullmatch(r"auto(:[1-9]\d*)?|[1-9]\d*", str(batch_size)):
+        raise Refused(f"batch_size: got {batch_size!r}, allowed: a number ≥ 1, auto, or auto:N")
+    if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
+        raise Refused(f"limit: got {limit}, allowed: a whole number ≥ 1 of documents, or a fraction between 0 and 1")
+    for name, value in (("max_batch_size", max_batch_size), ("max_length", max_length)):
+        if value is not None and value < 1:
+            raise Refused(f"{name}: got {value}, allowed: a number ≥ 1")
+
+
+def _check_device(device: str) -> str:
+    """lm-eval takes another device, without a word, for a name that it does not know."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise Refused(f"device: got {device!r}, allowed: a device of this machine, such as cpu or cuda:0") from error
+    return device
+
+
+def _check_dtype(dtype: str) -> str:
+    import torch
+
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise Refused(f"dtype: got {dtype!r}, allowed: auto, float32, bfloat16, float16")
+    return dtype
+
+
+def results_table(result: dict[str, Any]) -> Table:
+    """lm-eval's result as a table: one row per task and metric (↑ higher is better, ↓ lower), with its standard error
+    where there is one."""
+    table = Table()
+    for name in ("task", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ("value", "± stderr", "docs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for task, values in result["results"].items():
+        better = result.get("higher_is_better", {}).get(task, {})
+        documents = result.get("n-samples", {}).get(task, {}).get("effective", "")
+        for key, value in values.items():
+            metric, _, filtered = key.partition(",")
+            if not filtered or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+                continue
+            arrow = {True: " ↑", False: " ↓"}.get(better.get(metric), "")
+            label = metric if filtered == "none" else f"{metric} ({filtered})"
+            stderr = values.get(f"{metric}_stderr,{filtered}")
+            table.add_row(
+                task,
+                label + arrow,
+                _number(value),
+                _number(stderr) if isinstance(stderr, float) else "–",
+                str(documents),
+            )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"

@@ -1,0 +1,103 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""What commands read and write: checked before the work, and written whole or not at all."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import Refused
+
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check_model(model: str | Path) -> str:
+    """`model` as a string, if it is a local model folder or has the form of a hub id.
+
+    Raises:
+        Refused: a folder without `config.json`, or a path that does not exist.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise Refused(f"{path}: no config.json in this folder, allowed: a model folder")
+    elif path.exists() or not _HUB_ID.fullmatch(str(model)) or str(model) in (".", ".."):
+        raise Refused(f"{model}: not a folder, allowed: a model folder, or a hub id (owner/name)")
+    return str(model)
+
+
+def check_json_file(file: str | Path | None) -> None:
+    """Refuse a `--json` file that could not be written in the end.
+
+    Raises:
+        Refused: its folder does not exist, or it is a folder itself.
+    """
+    if file is None:
+        return
+    if not Path(file).absolute().parent.is_dir():
+        raise Refused(f"{file}: its folder does not exist, allowed: a file in an existing folder")
+    if Path(file).is_dir():
+        raise Refused(f"{file}: is a folder, allowed: a file")
+
+
+def write_json(file: str | Path, value: Any) -> None:
+    """Write `value` as JSON: a temporary file beside `file`, then a rename. Non-finite numbers become null."""
+    target = Path(file).absolute()
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value
+
+
+def check_output_folder(folder: str | Path, overwrite: bool) -> None:
+    """Refuse an output folder that holds something already, unless files in it may be replaced.
+
+    Raises:
+        Refused: it is not empty and `overwrite` is False, or it is a file.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise Refused(f"{path}: is a file, allowed: a folder")
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise Refused(f"{path}: exists and is not empty, allowed: a new folder, or --overwrite")
+
+
+@contextmanager
+def whole_output(folder: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder` to write files to. When the block ends well it becomes `folder` (where that
+    exists, its files move there and replace those of the same name); when it does not, nothing has happened.
+
+    Raises:
+        Refused: as `check_output_folder`.
+    """
+    check_output_folder(folder, overwrite)
+    target = Path(folder).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".partial", dir=target.parent) as temporary:
+        partial = Path(temporary) / target.name  # inside: the temporary folder itself is private
+        partial.mkdir()
+        yield partial
+        if target.is_dir():
+            for file in partial.iterdir():
+                file.replace(target / file.name)
+        else:
+            partial.rename(target)
