@@ -29,7 +29,9 @@ def check_transformers_version(version: str) -> None:
     """
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < OLDEST_SUPPORTED:
-        raise ImportError(f"DepthRoute needs transformers ≥ {OLDEST_SUPPORTED[0]}.{OLDEST_SUPPORTED[1]}, found {version}")
+        raise ImportError(
+            f"DepthRoute needs transformers ≥ {OLDEST_SUPPORTED[0]}.{OLDEST_SUPPORTED[1]}, found {version}"
+        )
     if found > NEWEST_TESTED:
         warnings.warn(
             f"DepthRoute is tested up to transformers {NEWEST_TESTED[0]}.{NEWEST_TESTED[1]}, found {version}: "

@@ -3,7 +3,8 @@
 """Configuration of the DepthRoute family: Qwen3's fields, and how its residuals are routed through depth."""
 
 # isort: off
-from .compat import check_transformers_version  # noqa: F401  first: an old release must fail with one line, not an import error
+# first, and named twice because it is imported for its check alone: an old release must fail with one line
+from .compat import check_transformers_version as check_transformers_version
 
 # isort: on
 import difflib
@@ -73,7 +74,10 @@ PRESETS: dict[str, Preset] = {
         {"depth_source": "output", "depth_combine": "replace"}, "never", "x = Σ p_i v_i over e, u_0 … u_{s-1}", _ATTNRES
     ),
     "attnres-block": Preset(
-        {"depth_source": "output", "depth_combine": "replace"}, "always", "x = Σ p_i v_i over e, C_0 … C_{b-1}, PC", _ATTNRES
+        {"depth_source": "output", "depth_combine": "replace"},
+        "always",
+        "x = Σ p_i v_i over e, C_0 … C_{b-1}, PC",
+        _ATTNRES,
     ),
     "attnres-states": Preset(
         {"depth_source": "state", "depth_combine": "replace"},
@@ -112,13 +116,15 @@ def read_backbone_config(folder: str | Path) -> PreTrainedConfig:
         try:
             entries = json.loads((path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path / 'config.json'}: {type(error).__name__}, allowed: a readable model configuration") from error
+            raise ValueError(
+                f"{path / 'config.json'}: {type(error).__name__}, allowed: a readable model configuration"
+            ) from error
         model_type = entries.get("model_type") if isinstance(entries, dict) else None
         if model_type not in (*HOSTED_MODEL_TYPES, "depthroute"):
             raise ValueError(
                 f"{path / 'config.json'}: model_type: got {model_type!r}, allowed: {', '.join(HOSTED_MODEL_TYPES)}, depthroute"
             )
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)  # trf-ignore: TRF014 (switched off, not on)
 
 
 @strict
@@ -160,7 +166,7 @@ class DepthRouteConfig(Qwen3Config):
     depth_backend: Literal["auto", "reference"] = "auto"
     qk_norm: bool = True
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         own = family_fields()
         for name in kwargs:
             if name.startswith(FAMILY_PREFIXES):
@@ -168,21 +174,21 @@ class DepthRouteConfig(Qwen3Config):
         super().__post_init__(**kwargs)
         self.auto_map = dict(AUTO_MAP)
 
-    def validate_depth_block_size(self):
+    def validate_depth_block_size(self) -> None:
         if self.depth_block_size is not None and self.depth_block_size < 1:
             raise ValueError(f"depth_block_size: got {self.depth_block_size}, allowed: layers ≥ 1, or None")
 
-    def validate_depth_num_heads(self):
+    def validate_depth_num_heads(self) -> None:
         if self.depth_num_heads < 1 or self.hidden_size % self.depth_num_heads:
             raise ValueError(
                 f"depth_num_heads: got {self.depth_num_heads}, allowed: a divisor of hidden_size = {self.hidden_size}"
             )
 
-    def validate_depth_logit_scale(self):
+    def validate_depth_logit_scale(self) -> None:
         if not 0 < self.depth_logit_scale < float("inf"):
             raise ValueError(f"depth_logit_scale: got {self.depth_logit_scale}, allowed: a finite number > 0")
 
-    def validate_reads(self):
+    def validate_reads(self) -> None:
         # a block size below 1 is named by its own validator
         routed = self.residual_type == "depth_attention" and (self.depth_block_size or 1) >= 1
         if routed and not live_reads(self):
@@ -200,7 +206,8 @@ class DepthRouteConfig(Qwen3Config):
         blocks = "never" if self.depth_block_size is None else "always"
         for name, preset in PRESETS.items():
             values = {"residual_type": "depth_attention", **preset.fields}
-            if all(getattr(self, key) == value for key, value in values.items()) and preset.blocks in (blocks, "optional"):
+            fits = preset.blocks in (blocks, "optional")
+            if fits and all(getattr(self, key) == value for key, value in values.items()):
                 return name
         return "custom"
 

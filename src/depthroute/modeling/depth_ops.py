@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.generic import maybe_autocast
 
 
 def statistics_dtype(values: Tensor) -> torch.dtype:
@@ -82,6 +83,15 @@ class WeightedSum(torch.autograd.Function):
         return torch.stack(weight_grads), *value_grads
 
 
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """`function.apply`, or its forward alone where no gradient is asked for: cheaper, and torch.compile takes a variable
+    number of tensors only so."""
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return function.apply(*inputs)
+    return function.forward(*inputs)
+
+
 def depth_read(
     values: Sequence[Tensor],
     query: Tensor,
@@ -131,19 +141,21 @@ def depth_read(
     keys = values if keys is None else keys
     width = values[0].shape[-1] if values else 0
     if not values or len(keys) != len(values):
-        raise ValueError(f"values, keys: got {len(values)} and {len(keys)} tensors, allowed: the same number, at least 1")
+        raise ValueError(
+            f"values, keys: got {len(values)} and {len(keys)} tensors, allowed: the same number, at least 1"
+        )
     if num_heads < 1 or width % num_heads:
         raise ValueError(f"num_heads: got {num_heads}, allowed: a divisor of the width {width}")
     options: dict[str, Any] = {"keys": keys, "key_norm": key_norm, "bias": bias, "prior_bias": prior_bias, "base": base}
     options |= {"gain": gain, "scale": scale, "eps": eps, "num_heads": num_heads, "anchored": anchored}
     if query.dim() == 2:
-        reads, weights = zip(*(depth_read(values, q, **options, return_weights=True) for q in query))
-        return (torch.stack(reads), torch.stack(weights)) if return_weights else torch.stack(reads)
+        reads, read_weights = zip(*(depth_read(values, q, **options, return_weights=True) for q in query))
+        return (torch.stack(reads), torch.stack(read_weights)) if return_weights else torch.stack(reads)
 
     dtype = statistics_dtype(values[0])
     folded = scale * (query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype))
-    with torch.autocast(values[0].device.type, enabled=False):
-        logits, _ = RoutingLogits.apply(eps, torch.block_diag(*folded.unflatten(-1, (num_heads, -1))).mT, *keys)
+    with maybe_autocast(values[0].device.type, enabled=False):
+        logits, _ = _apply(RoutingLogits, eps, torch.block_diag(*folded.unflatten(-1, (num_heads, -1))).mT, *keys)
         column = (-1, *[1] * (logits.dim() - 1))
         prior = torch.zeros_like(logits)
         if bias is not None:
@@ -153,7 +165,7 @@ def depth_read(
         weights = torch.softmax(logits, dim=0)
         # p⁰ through the same operation, shape and layout as p: only then is p − p⁰ exactly zero at the start
         mixing = weights - torch.softmax(prior, dim=0) if anchored else weights
-        mix = WeightedSum.apply(gain * mixing, *values)
+        mix = _apply(WeightedSum, gain * mixing, *values)
     read = (mix if base is None else base + mix).to(values[0].dtype)
     if not return_weights:
         return read

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -58,6 +57,7 @@ class DepthRouteAttention(Qwen3Attention):
 
     def __init__(self, config: DepthRouteConfig, layer_idx: int):
         super().__init__(config, layer_idx)
+        # CODEPATH: Qwen3 checkpoints have query and key norms, Llama-style ones have none
         if not config.qk_norm:
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
@@ -161,9 +161,9 @@ class DepthRouteModelOutputWithPast(BaseModelOutputWithPast):
 class DepthRouteModel(DepthRoutePreTrainedModel):
     """The decoder without a head.
 
-        input_ids [B, T] → embed_tokens → e [B, T, D] → start → state
-        for each layer:  state → read → branch → write (twice) → state
-        state → final_read → x_final [B, T, D] → norm → last_hidden_state [B, T, D]
+    input_ids [B, T] → embed_tokens → e [B, T, D] → start → state
+    for each layer:  state → read → branch → write (twice) → state
+    state → final_read → x_final [B, T, D] → norm → last_hidden_state [B, T, D]
     """
 
     def __init__(self, config: DepthRouteConfig):
@@ -188,7 +188,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -287,7 +287,7 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
     _pp_plan: dict[str, Any] = {}
 
     def __init__(self, config: DepthRouteConfig):
-        DepthRoutePreTrainedModel.__init__(self, config)
+        DepthRoutePreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.model = DepthRouteModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -320,7 +320,7 @@ class DepthRouteForSequenceClassification(GenericForSequenceClassification, Dept
     """The decoder with a linear head on the last token."""
 
     def __init__(self, config: DepthRouteConfig):
-        DepthRoutePreTrainedModel.__init__(self, config)
+        DepthRoutePreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.num_labels = config.num_labels
         self.model = DepthRouteModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
@@ -333,7 +333,7 @@ class DepthRouteForTokenClassification(GenericForTokenClassification, DepthRoute
     """The decoder with a linear head on every token."""
 
     def __init__(self, config: DepthRouteConfig):
-        DepthRoutePreTrainedModel.__init__(self, config)
+        DepthRoutePreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.num_labels = config.num_labels
         self.model = DepthRouteModel(config)
         dropout = getattr(config, "classifier_dropout", None)
@@ -350,7 +350,7 @@ class DepthRouteForQuestionAnswering(GenericForQuestionAnswering, DepthRoutePreT
     base_model_prefix = "model"
 
     def __init__(self, config: DepthRouteConfig):
-        DepthRoutePreTrainedModel.__init__(self, config)
+        DepthRoutePreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.model = DepthRouteModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
