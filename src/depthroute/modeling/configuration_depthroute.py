@@ -124,7 +124,7 @@ def read_backbone_config(folder: str | Path) -> PreTrainedConfig:
             raise ValueError(
                 f"{path / 'config.json'}: model_type: got {model_type!r}, allowed: {', '.join(HOSTED_MODEL_TYPES)}, depthroute"
             )
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False)  # trf-ignore: TRF014 (switched off, not on)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 @strict
