@@ -1,0 +1,60 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile: one graph without breaks, and a second, dynamic one when the length changes."""
+
+import pytest
+import torch
+from conftest import randomize_routing, tiny_config, tiny_qwen3_config
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from depthroute import PRESETS, DepthRouteForCausalLM
+
+
+TWO_LAYERS = tiny_qwen3_config(num_hidden_layers=2)  # tracing costs seconds a layer
+
+
+@pytest.mark.parametrize("preset", ["attnres-block", "attnres-states", "delta", "delta-block"])
+def test_full_graph_and_at_most_two_of_them(preset):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = {"depth_block_size": 1} if PRESETS[preset].blocks == "always" else {}
+    config = tiny_config(preset, base=TWO_LAYERS, depth_anchored=preset == "delta-block", **block)
+    model = DepthRouteForCausalLM(config).eval()
+    randomize_routing(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (16, 17, 33):
+        ids = torch.arange(length).view(1, -1)
+        with torch.no_grad():
+            expected = model(ids, use_cache=False).logits
+            # the same operations, traced: roundings of sums that the trace may reorder
+            torch.testing.assert_close(compiled(ids, use_cache=False).logits, expected, rtol=0, atol=1e-4)
+    assert 1 <= counter.frame_count <= 2
+
+
+def test_gradients_through_a_compiled_model():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = DepthRouteForCausalLM(tiny_config("attnres-block", base=TWO_LAYERS, depth_block_size=1))
+    randomize_routing(model)
+    ids = torch.arange(16).view(1, -1)
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(ids, labels=ids, use_cache=False).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_one_graph_under_autocast():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = DepthRouteForCausalLM(tiny_config("attnres-block", base=TWO_LAYERS, depth_block_size=1)).eval()
+    randomize_routing(model)
+    ids = torch.arange(16).view(1, -1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(ids, use_cache=False).logits
+        # bfloat16 products in both: traced casts may round once more, 2^-8 of logits of order 10
+        torch.testing.assert_close(compiled(ids, use_cache=False).logits, expected, rtol=0.02, atol=0.1)
