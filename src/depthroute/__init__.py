@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DepthRoute: depth-routing residuals (AttnRes, Delta AttnRes) for Qwen3-style decoders in Hugging Face Transformers."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -24,6 +27,9 @@ from .modeling.residual_base import RoutingWeights
 from .modeling.residual_depth_attention import DepthRead
 
 
+if TYPE_CHECKING:
+    from depthroute_conversion import convert, verify
+
 __version__ = "0.1.0"
 
 AutoConfig.register("depthroute", DepthRouteConfig)
@@ -32,6 +38,16 @@ AutoModelForCausalLM.register(DepthRouteConfig, DepthRouteForCausalLM)
 AutoModelForSequenceClassification.register(DepthRouteConfig, DepthRouteForSequenceClassification)
 AutoModelForTokenClassification.register(DepthRouteConfig, DepthRouteForTokenClassification)
 AutoModelForQuestionAnswering.register(DepthRouteConfig, DepthRouteForQuestionAnswering)
+
+_LAZY = {"convert": "depthroute_conversion", "verify": "depthroute_conversion"}
+"""Public names whose modules are imported when they are first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
 
 __all__ = [
     "PRESETS",
@@ -44,4 +60,6 @@ __all__ = [
     "DepthRouteModel",
     "DepthRoutePreTrainedModel",
     "RoutingWeights",
+    "convert",
+    "verify",
 ]

@@ -1,0 +1,228 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""`convert`: a stock checkpoint in, a DepthRoute checkpoint out, verified before it appears."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from depthroute import DepthRouteConfig, DepthRouteForCausalLM
+from depthroute.errors import CheckFailed, Refused, one_line
+from depthroute.modeling.configuration_depthroute import family_fields
+from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
+
+from .card import write_card
+from .folder import check_apart, check_output, whole_folder
+from .keys import KeyPlan, plan_keys
+from .progress import Step, steps
+from .reports import ConversionReport
+from .source import Source, open_source
+from .verification import VERIFY_STEPS, compare, initial_routing, meta_model
+
+
+OUTPUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    preset: str = "delta-block",
+    block_size: int | None = None,
+    anchored: bool = True,
+    num_heads: int = 1,
+    dtype: str | torch.dtype | None = None,
+    overwrite: bool = False,
+    fields: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    progress: bool = False,
+) -> ConversionReport:
+    """Convert a Qwen3 or Llama checkpoint to depth routing.
+
+    Every tensor of the source is written as it is, bit for bit (cast only where `dtype` asks for it), and the parameters of
+    the depth reads are added at their initial values. Tokenizer, chat template, generation configuration and licence are
+    kept; the code to load the folder with `trust_remote_code=True` and a model card are added.
+
+    Args:
+        source: a local folder with safetensors weights, a hub id, or a `.gguf` file.
+        out: the output folder. It appears whole or not at all.
+        preset: one of `depthroute.PRESETS`.
+        block_size: layers per block, for presets with blocks; default ceil(L/8).
+        anchored: start exactly at the source's function; False: the papers' plain form.
+        num_heads: depth heads H.
+        dtype: "float32", "bfloat16" or "float16"; default: the checkpoint's own.
+        overwrite: replace an existing model folder, once the new one is complete.
+        fields: further fields of `DepthRouteConfig`.
+        verify: compare the written folder with the source before it appears.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        Refused: anything about the input; nothing is written.
+        CheckFailed: equality was promised (anchored or `standard`) and does not hold, or the negative control has no effect;
+            nothing is written.
+    """
+    settings = dict(fields or {})
+    out_dtype = _output_dtype(dtype, settings)
+    requested = {
+        "dtype": None if out_dtype is None else str(out_dtype).removeprefix("torch."),
+        "block_size": block_size,
+        "anchored": anchored,
+        "num_heads": num_heads,
+        "fields": settings,
+    }
+    target = check_output(out, overwrite)
+    with steps(6 + (VERIFY_STEPS if verify else 0), progress) as step:
+        step("opening the source")
+        opened = open_source(source)
+        check_apart(opened.path, target)
+        config = build_config(opened, preset, block_size, anchored, num_heads, settings)
+        config.dtype = out_dtype or opened.dtype()
+        model = meta_model(config)
+        plan = plan_keys(
+            opened.label,
+            opened.shapes(),
+            {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()},
+            model.routing_parameters(),
+            opened.rules,
+            bool(config.tie_word_embeddings),
+        )
+        with whole_folder(target) as folder:
+            report = _write(opened, folder, config, model, plan, out_dtype, step)
+            report = replace(report, out=str(target), preset=preset, requested=requested)
+            del model
+            if verify:
+                verification = replace(compare(opened, folder, step), converted=target.name)
+                _check(report, verification)
+                report = replace(report, verification=verification)
+            step("writing the model card")
+            write_card(folder, opened, config, report)
+    return report
+
+
+def _check(report: ConversionReport, verification: Any) -> None:
+    try:
+        verification.check(allow_gap=True)
+    except CheckFailed as error:
+        raise CheckFailed(f"{error}; nothing was written to {report.out}") from error
+
+
+def _output_dtype(dtype: str | torch.dtype | None, settings: dict[str, Any]) -> torch.dtype | None:
+    if "dtype" in settings:
+        if dtype is not None:
+            raise Refused(f"dtype: got {dtype} and the field {settings['dtype']!r}, allowed: one of the two")
+        dtype = settings.pop("dtype")
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if name not in OUTPUT_DTYPES:
+        raise Refused(f"dtype: got {name!r}, allowed: {', '.join(OUTPUT_DTYPES)}")
+    return OUTPUT_DTYPES[name]
+
+
+def build_config(
+    source: Source, preset: str, block_size: int | None, anchored: bool, num_heads: int, fields: Mapping[str, Any]
+) -> DepthRouteConfig:
+    """The output's configuration: the source's sizes, the preset, the options, and any field over them.
+
+    Raises:
+        Refused: an unknown preset or field (with the nearest names), a value out of range, an option that means nothing for
+            the preset, or one that is given as a field as well.
+    """
+    options: dict[str, Any] = {}
+    if block_size is not None:
+        options["depth_block_size"] = block_size
+    if num_heads != 1:
+        options["depth_num_heads"] = num_heads
+    if not anchored:
+        options["depth_anchored"] = False
+    if twice := sorted(set(options) & set(fields)):
+        raise Refused(
+            f"{twice[0]}: got {options[twice[0]]} as an option and {fields[twice[0]]!r} as a field, allowed: one of them"
+        )
+    if preset == "standard" and num_heads != 1:
+        raise Refused(f"num_heads: got {num_heads}, allowed: 1, preset 'standard' has no reads")
+    if preset != "standard":
+        options.setdefault("depth_anchored", True)
+    try:
+        return DepthRouteConfig.from_preset(preset, base=source.config, **{**options, **fields})
+    except (ValueError, TypeError) as error:
+        raise Refused(one_line(error)) from error
+
+
+def _write(
+    source: Source,
+    folder: Path,
+    config: DepthRouteConfig,
+    model: DepthRouteForCausalLM,
+    plan: KeyPlan,
+    cast_to: torch.dtype | None,
+    step: Step,
+) -> ConversionReport:
+    dtype = config.dtype
+    step("reading the weights")
+    tensors = read_planned(source, plan, cast_to)
+    added = initial_routing(model, dtype)
+    assigned = {**tensors, **added, **{key: tensors[to] for key, to in plan.shared.items()}}
+    model.load_state_dict(assigned, strict=False, assign=True)
+    model.tie_weights()
+    step("writing the weights")
+    model.save_pretrained(folder)
+    # saving notes the type of the first tensor, which need not be the checkpoint's where they are of several
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    step("keeping the tokenizer")
+    kept = source.copy_side_files(folder)
+    reads = [read_name(config, s) for s in range(read_count(config))] if config.residual_type != "standard" else []
+    live = {read_name(config, s) for s in live_reads(config)} if reads else set()
+    return ConversionReport(
+        source=source.label,
+        out=str(folder),
+        preset=config.preset_name,
+        settings={key: getattr(config, key) for key in family_fields()},
+        dtype=str(dtype).removeprefix("torch."),
+        copied_tensors=len(tensors),
+        copied_parameters=sum(tensor.numel() for tensor in tensors.values()),
+        added_tensors=len(added),
+        added_parameters=sum(tensor.numel() for tensor in added.values()),
+        live_reads=len(live),
+        inert_reads=[f"model.{name}" for name in reads if name not in live],
+        kept_files=kept,
+    )
+
+
+def read_planned(source: Source, plan: KeyPlan, cast_to: torch.dtype | None) -> dict[str, Tensor]:
+    """The source's tensors by our keys, cast to `cast_to` where it is given.
+
+    Raises:
+        Refused: a tied head whose tensor is another than the embedding, or a value that overflows in `cast_to`.
+    """
+    ours = {theirs: key for key, theirs in plan.copied.items()}
+    shared = {source.rules.to_source(key): to for key, to in plan.shared.items()}
+    tensors, heads = {}, {}
+    for key, tensor in source.tensors():
+        if key in ours:
+            tensors[ours[key]] = _cast(key, tensor, cast_to)
+        elif key in shared:
+            heads[key] = _cast(key, tensor, cast_to)
+    for key, head in heads.items():
+        if not torch.equal(head, tensors[shared[key]]):
+            raise Refused(
+                f"tie_word_embeddings: got True, but {key} is not {shared[key]} in {source.label}; "
+                "allowed: equal tensors, or --set tie_word_embeddings=false"
+            )
+    return tensors
+
+
+def _cast(key: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None or tensor.dtype == dtype:
+        return tensor
+    cast = tensor.to(dtype)
+    if not torch.isfinite(cast).all() and torch.isfinite(tensor).all():
+        largest = tensor.abs().max().item()
+        raise Refused(
+            f"dtype: got {dtype}, in which {key} overflows (largest value {largest:.4g}); allowed: a wider type"
+        )
+    return cast

@@ -1,0 +1,172 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion did and what a verification found, as data, as table rows, and as a verdict."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from depthroute.errors import CheckFailed
+
+from .keys import listed
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """A converted folder against its source, on fixed token ids.
+
+    Attributes:
+        source: the source's label.
+        converted: the folder's name.
+        preset: the preset that its fields spell.
+        equality_promised: anchored or standard: the logits must be the source's, bit for bit.
+        dtype: the type that both were computed in, the output's.
+        probes: shapes [B, T] of the token ids.
+        max_abs_difference: max |Δlogits|.
+        logits_std: standard deviation of the source's logits.
+        bitwise_equal: whether every logit is equal.
+        perturbed: the parameter that the negative control changed.
+        control_difference: max |Δlogits| against the source with it changed.
+        control_differs: whether that changed the converted model's logits.
+        trained_routing: routing parameters that are not at their initial values.
+        changed: other parameters that are not the source's.
+    """
+
+    source: str
+    converted: str
+    preset: str
+    equality_promised: bool
+    dtype: str
+    probes: list[list[int]]
+    max_abs_difference: float
+    logits_std: float
+    bitwise_equal: bool
+    perturbed: str
+    control_difference: float
+    control_differs: bool
+    trained_routing: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+    @property
+    def relative_difference(self) -> float:
+        """max |Δlogits| in standard deviations of the source's logits."""
+        return self.max_abs_difference / self.logits_std if self.logits_std else math.inf
+
+    @property
+    def gap(self) -> str:
+        """The difference, in words."""
+        return (
+            f"max |Δlogits| {self.max_abs_difference:.3g} ({self.relative_difference:.3g} of their std), {self.dtype}"
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One phrase: trained routing, bitwise equal, or not equal to the source at step 0."""
+        if self.trained_routing:
+            return "trained routing"
+        if self.bitwise_equal:
+            return "bitwise equal to the source"
+        return "not equal to the source at step 0"
+
+    def failure(self, allow_gap: bool = False) -> str | None:
+        """Why this counts as failed, on one line; None where it does not.
+
+        Args:
+            allow_gap: accept a plain conversion's gap at step 0, as long as nothing else differs.
+        """
+        moved = ""
+        if self.changed:
+            moved = f"; {len(self.changed)} other parameters are not the source's: {listed(self.changed)}"
+        if self.trained_routing:
+            names = listed(self.trained_routing)
+            return f"{self.converted}: trained routing: {len(self.trained_routing)} parameters have moved: {names}; {self.gap}{moved}"
+        if not math.isfinite(self.max_abs_difference):
+            return f"{self.converted}: logits: got values that are not finite, allowed: finite ones{moved}"
+        if not self.control_differs:
+            return f"{self.converted}: negative control: changing {self.perturbed} changed no logit, allowed: some difference"
+        if self.changed:
+            return f"{self.converted}: {self.verdict}: {self.gap}{moved}"
+        if self.bitwise_equal or (allow_gap and not self.equality_promised):
+            return None
+        allowed = (
+            "bitwise equality" if self.equality_promised else "bitwise equality, or a plain conversion with --allow-gap"
+        )
+        return f"{self.converted}: {self.verdict}: {self.gap}; allowed: {allowed}"
+
+    def check(self, allow_gap: bool = False) -> None:
+        """
+        Raises:
+            CheckFailed: `failure(allow_gap)`, where there is one.
+        """
+        if (reason := self.failure(allow_gap)) is not None:
+            raise CheckFailed(reason)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, for printing."""
+        kind = "one routing query" if self.perturbed.endswith("query") else "one weight (no queries here)"
+        return [
+            ("result", self.verdict),
+            ("max |Δlogits|", f"{self.max_abs_difference:.6g} ({self.relative_difference:.3g} of their std)"),
+            ("bitwise equal", "yes" if self.bitwise_equal else "no"),
+            (f"negative control, {kind} perturbed", f"max |Δlogits| {self.control_difference:.6g} ({self.perturbed})"),
+            ("probe", f"{', '.join(f'{b} x {t}' for b, t in self.probes)} fixed token ids, {self.dtype}"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "relative_difference": self.relative_difference, "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion wrote.
+
+    Attributes:
+        source: the source's label.
+        out: the output folder.
+        preset: the preset asked for.
+        settings: the routing fields of the configuration.
+        dtype: the configuration's type.
+        copied_tensors, copied_parameters: taken from the source.
+        added_tensors, added_parameters: of the depth reads.
+        live_reads: how many reads have a choice.
+        inert_reads: module paths of those with a single source: no parameters, they read the stream.
+        kept_files: tokenizer, chat template, generation configuration, licence.
+        requested: the arguments that were given to `convert`.
+        verification: None where it was not asked for.
+    """
+
+    source: str
+    out: str
+    preset: str
+    settings: dict[str, Any]
+    dtype: str
+    copied_tensors: int
+    copied_parameters: int
+    added_tensors: int
+    added_parameters: int
+    live_reads: int
+    inert_reads: list[str]
+    kept_files: list[str]
+    requested: dict[str, Any] = field(default_factory=dict)
+    verification: VerificationReport | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, for printing."""
+        settings = ", ".join(f"{key} = {value}" for key, value in self.settings.items())
+        return [
+            ("source", self.source),
+            ("preset", f"{self.preset}: {settings}"),
+            ("dtype", self.dtype),
+            ("parameters copied", f"{self.copied_parameters:,} in {self.copied_tensors} tensors"),
+            ("parameters added", f"{self.added_parameters:,} in {self.added_tensors} tensors"),
+            ("live reads", str(self.live_reads)),
+            ("inert reads (one source)", ", ".join(self.inert_reads) or "none"),
+            ("kept files", ", ".join(self.kept_files) or "none"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {item: getattr(self, item) for item in self.__dataclass_fields__}
+        verification = None if self.verification is None else self.verification.to_dict()
+        return {**values, "verification": verification}

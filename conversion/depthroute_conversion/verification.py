@@ -1,0 +1,199 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The proof that a conversion changed nothing, or by how much: same token ids through the source, in transformers' own
+class, and through the folder that was written, loaded from disk."""
+
+import gc
+import math
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from depthroute import DepthRouteConfig, DepthRouteForCausalLM
+from depthroute.errors import Refused, one_line
+from depthroute.modeling.configuration_depthroute import read_backbone_config
+
+from .keys import KeyRules, plan_keys
+from .progress import Step, steps
+from .reports import VerificationReport
+from .source import Source, open_source
+from .weights import StoredTensor, read_headers, read_tensors
+
+
+PROBES = ((1, 1), (1, 7), (3, 16), (1, 64))
+"""Shapes [B, T] of the token ids."""
+
+SEED = 20260518
+VERIFY_STEPS = 5
+
+
+def verify(source: str | Path, converted: str | Path, progress: bool = False) -> VerificationReport:
+    """Compare a converted folder with its source on fixed token ids.
+
+    The source is cast to the output's dtype first, and both sets of weights lie in memory alike (`align_weights`). One model is in memory at a time. Nothing is written. The report says
+    what was found; `report.check()` raises where that is a failure.
+
+    Args:
+        source: a folder, a hub id or a .gguf file.
+        converted: a folder that `convert` wrote, trained since or not.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        Refused: the source or the folder cannot be opened, or the folder is no conversion of that source: missing or
+            unexpected keys, or other shapes.
+    """
+    with steps(VERIFY_STEPS + 1, progress) as step:
+        step("opening the source")
+        opened = open_source(source)
+        return compare(opened, Path(converted).expanduser().resolve(), step)
+
+
+def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
+    """`verify` on an opened source; takes `VERIFY_STEPS` steps."""
+    config = _read_config(folder)
+    stored = read_headers(folder)
+    shapes, routing = model_shapes(config)
+    tied = bool(config.tie_word_embeddings)
+    written = {key: item.shape for key, item in stored.items()}
+    # every key, those of the reads too: loading would start a missing read afresh, which must not pass for a conversion
+    plan_keys(str(folder), written, shapes, [], KeyRules(), tied)
+    plan_keys(f"{source.label}, as the source of {folder.name}", source.shapes(), shapes, routing, source.rules, tied)
+    step("comparing the weights")
+    changed = _changed_tensors(source, {key: item for key, item in stored.items() if key not in routing})
+    dtype = config.dtype or next(iter(stored.values())).dtype
+    probes = probe_ids(config.vocab_size, config.max_position_embeddings)
+
+    step(f"computing logits of {source.label}")
+    stock = align_weights(source.load_stock(dtype))
+    expected = logits(stock, probes)
+    del stock
+    gc.collect()
+
+    step("loading the converted folder")
+    model = DepthRouteForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+    )
+    align_weights(model.eval())
+    trained = moved_routing(model)
+    step("computing its logits")
+    got = logits(model, probes)
+    step("negative control")
+    perturbed = perturb(model)
+    control = logits(model, probes)
+
+    return VerificationReport(
+        source=source.label,
+        converted=folder.name,
+        preset=config.preset_name,
+        equality_promised=config.depth_anchored or config.residual_type == "standard",
+        dtype=str(dtype).removeprefix("torch."),
+        probes=[list(ids.shape) for ids in probes],
+        max_abs_difference=max_difference(expected, got),
+        logits_std=torch.cat([item.flatten() for item in expected]).double().std().item(),
+        bitwise_equal=all(map(torch.equal, expected, got)),
+        perturbed=perturbed,
+        control_difference=max_difference(expected, control),
+        control_differs=not all(map(torch.equal, got, control)),
+        trained_routing=trained,
+        changed=changed,
+    )
+
+
+def _read_config(folder: Path) -> DepthRouteConfig:
+    try:
+        config = read_backbone_config(folder) if folder.is_dir() else None
+    except (ValueError, OSError, StrictDataclassError) as error:
+        raise Refused(f"{folder}: {one_line(error)}") from error
+    if not isinstance(config, DepthRouteConfig):
+        got = "no folder" if config is None else f"model_type {config.model_type!r}"
+        raise Refused(f"{folder}: got {got}, allowed: a folder that `depthroute convert` wrote")
+    return config
+
+
+def meta_model(config: DepthRouteConfig) -> DepthRouteForCausalLM:
+    """The model without memory for its parameters."""
+    with torch.device("meta"):
+        return DepthRouteForCausalLM(config)
+
+
+def model_shapes(config: DepthRouteConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """The shape of every tensor of the model by key, and the keys of its depth reads."""
+    model = meta_model(config)
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}, list(model.routing_parameters())
+
+
+def initial_routing(model: DepthRouteForCausalLM, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The routing parameters' initial values, by key, as `_init_weights` sets them. `model` is on the meta device, and its
+    reads are given memory."""
+    keys = list(model.routing_parameters())
+    for name in dict.fromkeys(key.rpartition(".")[0] for key in keys):
+        read = model.get_submodule(name)
+        read.to_empty(device="cpu").to(dtype)
+        model._init_weights(read)
+    return {key: parameter.detach() for key, parameter in model.routing_parameters().items()}
+
+
+def moved_routing(model: DepthRouteForCausalLM) -> list[str]:
+    """The routing parameters that are not at their initial values: queries other than zero, key norms other than one."""
+    initial = initial_routing(meta_model(model.config), model.dtype)
+    return [key for key, value in model.routing_parameters().items() if not torch.equal(value, initial[key])]
+
+
+def _changed_tensors(source: Source, stored: dict[str, StoredTensor]) -> list[str]:
+    """Our keys whose stored tensor is not the source's, cast to its type."""
+    written = dict(read_tensors(stored))
+    changed = []
+    for key, tensor in source.tensors():
+        ours = written.get(source.rules.to_ours(key))
+        if ours is not None and not (ours.shape == tensor.shape and torch.equal(tensor.to(ours.dtype), ours)):
+            changed.append(source.rules.to_ours(key))
+    return changed
+
+
+def probe_ids(vocab_size: int, longest: int) -> list[Tensor]:
+    """The fixed token ids: int64 [B, T] for each of `PROBES`, below `vocab_size`, no longer than `longest`."""
+    generator = torch.Generator().manual_seed(SEED)
+    shapes = dict.fromkeys((rows, min(length, longest)) for rows, length in PROBES)
+    return [torch.randint(vocab_size, shape, generator=generator) for shape in shapes]
+
+
+@torch.no_grad()
+def align_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Move every weight out of the file that it is mapped from, into memory as torch allocates it; returns `model`.
+
+    A matrix product of the same numbers may differ in its last bits where they lie at another offset from a 64-byte
+    boundary, and offsets differ between two files. Only numbers are to be compared here.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, probes: list[Tensor]) -> list[Tensor]:
+    """Logits [B, T, vocabulary] for each probe."""
+    return [model(input_ids=ids, use_cache=False).logits for ids in probes]
+
+
+def max_difference(expected: list[Tensor], got: list[Tensor]) -> float:
+    """max |Δ| over all probes, in float64; NaN if any logit is."""
+    largest = [(a.double() - b.double()).abs().max().item() for a, b in zip(expected, got, strict=True)]
+    return math.nan if any(map(math.isnan, largest)) else max(largest)
+
+
+@torch.no_grad()
+def perturb(model: DepthRouteForCausalLM) -> str:
+    """The negative control: add noise of unit variance to the last read's query, and return its name. Where there are no
+    queries (`standard`), add 10 to one weight of the last layer's `down_proj`."""
+    queries = {key: value for key, value in model.routing_parameters().items() if key.endswith("query")}
+    if not queries:
+        name = f"model.layers.{model.config.num_hidden_layers - 1}.mlp.down_proj.weight"
+        model.get_parameter(name)[0, 0] += 10
+        return name
+    name, query = list(queries.items())[-1]
+    noise = torch.randn(query.shape, generator=torch.Generator().manual_seed(SEED))
+    nn.Parameter.add_(query, noise.to(query.dtype))
+    return name
