@@ -30,6 +30,8 @@ from .modeling.residual_depth_attention import DepthRead
 if TYPE_CHECKING:
     from depthroute_conversion import convert, verify
 
+    from .diagnostics.inspect import inspect
+
 __version__ = "0.1.0"
 
 AutoConfig.register("depthroute", DepthRouteConfig)
@@ -39,7 +41,11 @@ AutoModelForSequenceClassification.register(DepthRouteConfig, DepthRouteForSeque
 AutoModelForTokenClassification.register(DepthRouteConfig, DepthRouteForTokenClassification)
 AutoModelForQuestionAnswering.register(DepthRouteConfig, DepthRouteForQuestionAnswering)
 
-_LAZY = {"convert": "depthroute_conversion", "verify": "depthroute_conversion"}
+_LAZY = {
+    "convert": "depthroute_conversion",
+    "inspect": "depthroute.diagnostics.inspect",
+    "verify": "depthroute_conversion",
+}
 """Public names whose modules are imported when they are first asked for."""
 
 
@@ -61,5 +67,6 @@ __all__ = [
     "DepthRoutePreTrainedModel",
     "RoutingWeights",
     "convert",
+    "inspect",
     "verify",
 ]

@@ -7,6 +7,7 @@ Each command parses its options and calls one function of the package; heavy imp
 """
 
 import sys
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -43,9 +44,200 @@ def presets() -> None:
     table = Table("preset", "fields", "blocks", "equation", "paper")
     for name, preset in PRESETS.items():
         table.add_row(
-            name, "\n".join(f"{k} = {v}" for k, v in preset.fields.items()), preset.blocks, preset.equation, preset.paper
+            name,
+            "\n".join(f"{k} = {v}" for k, v in preset.fields.items()),
+            preset.blocks,
+            preset.equation,
+            preset.paper,
         )
     Console().print(table)
+
+
+@app.command()
+def convert(
+    source: str = typer.Argument(metavar="SRC", help="Model folder, .gguf file or hub id (Qwen3 or Llama)."),
+    out: Path = typer.Argument(metavar="OUT", help="Folder to write."),
+    preset: str = typer.Option("delta-block", help="See `depthroute presets`."),
+    block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
+    plain: bool = typer.Option(False, "--plain", help="The papers' form: not equal to the source at the start."),
+    heads: int = typer.Option(1, help="Depth heads; they divide the width."),
+    settings: list[str] = typer.Option([], "--set", metavar="FIELD=VALUE", help="Any configuration field; repeatable."),
+    dtype: str | None = typer.Option(None, help="float32, bfloat16 or float16; default: the source's."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace OUT once the new folder is complete."),
+) -> None:
+    """Convert a checkpoint to depth routing and prove that nothing changed."""
+    from depthroute_conversion import convert as run
+    from depthroute_conversion.options import parse_settings
+
+    report = run(
+        source,
+        out,
+        preset=preset,
+        block_size=block_size,
+        anchored=not plain,
+        num_heads=heads,
+        dtype=dtype,
+        overwrite=overwrite,
+        fields=parse_settings(settings),
+        progress=True,
+    )
+    assert report.verification is not None
+    print_rows(report.rows() + report.verification.rows())
+    print(f"written to {out}")
+
+
+@app.command()
+def verify(
+    source: str = typer.Argument(metavar="SRC", help="What the folder was converted from."),
+    out: Path = typer.Argument(metavar="OUT", help="The converted folder."),
+    allow_gap: bool = typer.Option(False, "--allow-gap", help="Accept a plain conversion's gap at step 0."),
+    json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the figures here too."),
+) -> None:
+    """Compare a converted folder with its source: exit code 0 if bitwise equal, 1 if not."""
+    from depthroute_conversion import verify as run
+
+    from .files import check_json_file, write_json
+
+    check_json_file(json_file)
+    report = run(source, out, progress=True)
+    print_rows(report.rows())
+    if json_file is not None:
+        failure = report.failure(allow_gap)
+        write_json(json_file, {**report.to_dict(), "allow_gap": allow_gap, "failure": failure})
+    report.check(allow_gap)
+
+
+def print_rows(rows: list[tuple[str, str]]) -> None:
+    """Label and value, one line each however narrow the terminal, so that a phrase can be searched for."""
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        print(f"{label:<{width}}  {value}")
+
+
+# not click's own parsing: TrainingArguments has more than a hundred options, which transformers' parser reads
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="[CONFIG.yaml] [--option value ...]",
+)
+def train(context: typer.Context) -> None:
+    """Fine-tune a model: [CONFIG.yaml] [--option value ...]. `depthroute train --help` lists the options."""
+    from .training.arguments import help_text
+
+    if {"--help", "-h"} & set(context.args):
+        print(help_text())
+        return
+    from .extras import require
+
+    require("datasets", "train")
+    from .training.run import summary
+    from .training.run import train as run
+
+    table = Table("result", "value", title="depthroute train")
+    for name, value in summary(run(context.args)).items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _print_task_path(wanted: bool) -> None:
+    if wanted:
+        from .evaluation import TASK_FOLDER
+
+        print(TASK_FOLDER)
+        raise typer.Exit
+
+
+@app.command("eval")
+def evaluate(
+    model: str = typer.Argument(help="Model folder or hub id; DepthRoute or any other causal language model."),
+    tasks: str = typer.Option(
+        "depthroute_local",
+        help="Names of lm-eval tasks, groups or patterns, by commas; ours: depthroute_local, delta_paper.",
+    ),
+    batch_size: str = typer.Option(
+        "1", help="Sequences per forward pass; auto or auto:N searches from --max-batch-size down."
+    ),
+    max_batch_size: int = typer.Option(64, help="Where the search for auto starts."),
+    limit: float | None = typer.Option(None, help="Documents per task: a number, or a fraction below 1."),
+    num_fewshot: int | None = typer.Option(None, help="Solved examples in the prompt; default: the task's own number."),
+    max_length: int | None = typer.Option(None, help="Tokens of context; default: all that the model allows."),
+    apply_chat_template: bool = typer.Option(False, help="Put prompts into the tokenizer's chat template."),
+    device: str | None = typer.Option(None, help="cpu, cuda:0, …; default: the first GPU, otherwise the CPU."),
+    dtype: str = typer.Option("auto", help="float32, bfloat16, …; auto: as saved."),
+    json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write lm-eval's whole result here."),
+    print_task_path: bool = typer.Option(
+        False,
+        "--print-task-path",
+        is_eager=True,
+        callback=_print_task_path,
+        help="Print the folder of our tasks, for lm_eval's own --include_path, and leave.",
+    ),
+) -> None:
+    """Evaluate a model with lm-eval."""
+    from .evaluation import evaluate as run
+    from .evaluation import results_table
+    from .files import check_json_file, write_json
+
+    check_json_file(json_file)
+    result = run(
+        model,
+        [name.strip() for name in tasks.split(",") if name.strip()],
+        batch_size,
+        limit,
+        max_batch_size=max_batch_size,
+        max_length=max_length,
+        device=device,
+        dtype=dtype,
+        num_fewshot=num_fewshot,
+        apply_chat_template=apply_chat_template,
+        log_samples=False,
+    )
+    Console().print(results_table(result))
+    if json_file is not None:
+        write_json(json_file, result)
+
+
+@app.command()
+def inspect(
+    model: str = typer.Argument(help="DepthRoute model folder or hub id."),
+    text: Path = typer.Option(help="UTF-8 text file to run the model over."),
+    out: Path = typer.Option(help="Folder for routing_heatmap.png, routing_depth.png and routing.json."),
+    max_tokens: int = typer.Option(4096, help="Tokens of the text to use at most."),
+    max_length: int | None = typer.Option(
+        None, help="Tokens per window; default 512, or what the model allows if less."
+    ),
+    batch_size: int = typer.Option(4, help="Windows per forward pass."),
+    device: str | None = typer.Option(None, help="cpu, cuda:0, …; default: the first GPU, otherwise the CPU."),
+    overwrite: bool = typer.Option(False, help="Replace the three files in a folder that is not empty."),
+    json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the numbers here too."),
+) -> None:
+    """Draw what a model's depth reads attend to over a text."""
+    from rich.progress import track
+
+    from .diagnostics.inspect import inspect as run
+    from .files import check_json_file, write_json
+
+    check_json_file(json_file)
+    report = run(
+        model,
+        text,
+        out,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        batch_size=batch_size,
+        device=device,
+        overwrite=overwrite,
+        progress=lambda batches, count: track(batches, description="reading", total=count, transient=True),
+    )
+    if json_file is not None:
+        write_json(json_file, report)
+    table = Table(
+        "read", "sources", "max weight", "entropy (nats)", "entropy / ln S", title=f"{report['tokens']} tokens"
+    )
+    for read in report["reads"]:
+        numbers = (f"{read[key]:.3f}" for key in ("max_weight", "entropy", "entropy_normalized"))
+        table.add_row(read["name"].removeprefix("model."), str(len(read["sources"])), *numbers)
+    Console().print(table)
+    print(f"written to {out}")
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of routing. Drawn with matplotlib's Agg canvas, without touching its global state or needing a display.
 
-Colours are cividis and two of Okabe and Ito's, which stay apart under the common kinds of colour blindness; attention and
+Colours are viridis and two of Okabe and Ito's, which stay apart under the common kinds of colour blindness; attention and
 MLP differ in marker too.
 """
 
@@ -81,9 +81,10 @@ def routing_heatmap(reads: Mapping[str, ReadStatistics], subtitle: str = "") -> 
     width = 3.2 + (0.55 if annotated else 0.21) * len(columns)
     figure = Figure(figsize=(max(width, 6.4), max(2.4 + 0.21 * len(rows), 3.6)), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(matrix, cmap="cividis", norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
+    image = axes.imshow(matrix, cmap="viridis", norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="nearest")
     axes.set_facecolor(_ABSENT)
-    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8)
+    slant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if annotated else {"rotation": 90}
+    axes.set_xticks(range(len(columns)), columns, fontsize=8, **slant)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.set_xlabel("source (by depth →)")
     axes.set_ylabel("read (← by depth)")
@@ -91,7 +92,7 @@ def routing_heatmap(reads: Mapping[str, ReadStatistics], subtitle: str = "") -> 
     if annotated:
         for row, column in zip(*np.nonzero(~np.isnan(matrix)), strict=True):
             value = matrix[row, column]
-            colour = "black" if value > 0.3 else "white"
+            colour = "black" if value > 0.4 else "white"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.02, 0.1, 0.25, 0.5, 0.75, 1], fraction=0.05, pad=0.02)
     bar.set_label("mean weight p (square-root scale)")
@@ -123,7 +124,7 @@ def routing_by_depth(reads: Mapping[str, ReadStatistics], subtitle: str = "") ->
         ),
         ("entropy / ln S", [read.entropy_normalized for read in reads.values()], [1.0] * len(reads)),
     ]
-    figure = Figure(figsize=(8, 6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8, 6.4), dpi=150, layout="constrained")
     for axes, (name, values, uniform) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
         axes.plot(depth, uniform, color="0.45", linestyle="--", linewidth=1, label="uniform routing")
         axes.plot(depth, values, color="0.75", linewidth=1, zorder=1)
@@ -137,7 +138,7 @@ def routing_by_depth(reads: Mapping[str, ReadStatistics], subtitle: str = "") ->
         axes.grid(alpha=0.3)
     axes.set_xlabel("layer (MLP reads at half a layer more)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.axes[0].legend(loc="best", fontsize=8, framealpha=0.9)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     _set_title(figure, "Depth routing by depth", subtitle)
     return figure
 

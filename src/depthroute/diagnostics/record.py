@@ -42,7 +42,7 @@ def record_routing(model: "PreTrainedModel", batches: Iterable[dict[str, Any]]) 
 
     Args:
         model: any DepthRoute model, with or without a head.
-        batches: arguments of the model's forward: `input_ids` [B, T] (or `inputs_embeds`) and, where there is padding,
+        batches: arguments of the forward, on any device: `input_ids` [B, T] (or `inputs_embeds`) and, where there is padding,
             `attention_mask` [B, T], 0 at padding.
 
     Returns:
@@ -60,7 +60,9 @@ def record_routing(model: "PreTrainedModel", batches: Iterable[dict[str, Any]]) 
     try:
         for batch in batches:
             any_batch = True
-            inputs = {name: value.to(model.device) for name, value in batch.items()}
+            inputs = {
+                name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()
+            }
             mask = inputs.get("attention_mask")
             output = model(**inputs, output_routing=True, use_cache=False)
             for name, (labels, weights) in output.routing.items():
