@@ -4,10 +4,10 @@
 
 Dimension letters: B batch, T tokens, D width, S sources of a read, H depth heads, M queries of one call.
 
-`depth_read` is the equation. Its two products over sources, `RoutingLogits` and `WeightedSum`, carry their gradients
-written out, because autograd would keep three gradients for every source of every read, and float32 copies of bfloat16
-sources. What is kept instead: references to the sources, and logits of [S, ..., H]. The gradients are themselves
-differentiable. Sources are never stacked.
+`depth_read` is the interface, `DepthMix` the equation. Its gradient is written out, because autograd would keep several
+gradients of every source of every read alive at once, and float32 copies of bfloat16 sources. What is kept instead:
+references to the sources, and numbers per source and token. The gradient is itself differentiable. Sources are never
+stacked.
 """
 
 from collections.abc import Sequence
@@ -23,73 +23,68 @@ def statistics_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
-class RoutingLogits(torch.autograd.Function):
-    """l_i = (k_i @ Q) / sqrt(mean(k_i²) + eps): keys k_i [..., D] and Q [D, H] → [S, ..., H] in the dtype of Q.
+class DepthMix(torch.autograd.Function):
+    """r_i = 1 / sqrt(mean(k_i²) + eps)   l_i = (q · k_i) r_i   p = softmax_i(l + b)   m = gain · Σ_i (p_i − p⁰_i) v_i
 
-    Column h of Q is head h's query on that head's slice and zero elsewhere. Second output: 1 / sqrt(…) [S, ..., 1].
+    Arguments: `sources` are S values [..., D], then S keys unless the values are the keys; q [H, D/H] is folded; b (or
+    None) is shaped [S, 1, ..., 1]; p⁰ (or None: zero) [S, ..., H] is a constant. Outputs: m [..., D], then l, r and p, all
+    [S, ..., H] (r: [S, ..., 1]), in the dtype of q. They are outputs because only through those is the gradient, which
+    is made of them, differentiable.
     """
 
     @staticmethod
-    def forward(eps: float, query: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor]:
-        norms = [torch.linalg.vector_norm(key, dim=-1, keepdim=True, dtype=query.dtype) for key in keys]
-        inverse_rms = torch.rsqrt(torch.stack(norms).square_() / query.shape[0] + eps)
-        return torch.stack([key.to(query.dtype) @ query for key in keys]) * inverse_rms, inverse_rms
+    def forward(
+        count: int, eps: float, gain: float, query: Tensor, bias: Tensor | None, prior: Tensor | None, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        heads, dtype = query.shape[0], query.dtype
+        values, keys = sources[:count], sources[count:] or sources
+        norms = torch.stack([torch.linalg.vector_norm(key, dim=-1, keepdim=True, dtype=dtype) for key in keys])
+        inverse_rms = torch.rsqrt(norms.square_() / query.numel() + eps)
+        scores = torch.stack([(key.unflatten(-1, (heads, -1)) * query).sum(-1) for key in keys]) * inverse_rms
+        weights = torch.softmax(scores if bias is None else scores + bias, dim=0)
+        factors = (gain * (weights if prior is None else weights - prior)).unsqueeze(-1)
+        mix = factors[0] * values[0].unflatten(-1, (heads, -1))
+        for factor, value in zip(factors[1:], values[1:]):
+            mix.addcmul_(factor, value.unflatten(-1, (heads, -1)))
+        return mix.flatten(-2), scores, inverse_rms, weights
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs[1:], *output)
-        ctx.mark_non_differentiable(output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.count, _, ctx.gain, query, _, prior, *sources = inputs
+        ctx.save_for_backward(query, prior, *output[1:], *sources)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        query, *keys, logits, inverse_rms = ctx.saved_tensors
-        slices = query.sum(-1).unflatten(-1, (query.shape[1], -1))  # [H, D/H]
-        along_query = grad * inverse_rms
-        along_key = (grad * logits).sum(-1, keepdim=True) * inverse_rms.square() / query.shape[0]
-        query_grad = torch.zeros_like(query)
-        key_grads: list[Tensor | None] = []
-        for key, by_query, by_key, needed in zip(keys, along_query, along_key, ctx.needs_input_grad[2:]):
-            query_grad = query_grad + key.to(query.dtype).flatten(0, -2).mT @ by_query.flatten(0, -2)
-            key_grad = (by_query.unsqueeze(-1) * slices).flatten(-2).addcmul_(by_key, key, value=-1) if needed else None
-            key_grads.append(None if key_grad is None else key_grad.to(key.dtype))
-        return None, query_grad, *key_grads
+    def backward(
+        ctx: Any, grad_mix: Tensor, grad_scores: Tensor, grad_inverse_rms: Tensor, grad_weights: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        query, prior, scores, inverse_rms, weights, *sources = ctx.saved_tensors
+        heads, count = query.shape[0], ctx.count
+        sliced = [source.unflatten(-1, (heads, -1)) for source in sources]
+        values, keys = sliced[:count], sliced[count:]
+        grad = grad_mix.unflatten(-1, (heads, -1))
 
+        by_weight = ctx.gain * torch.stack([(grad * value).sum(-1) for value in values]) + grad_weights
+        by_logit = weights * (by_weight - (weights * by_weight).sum(0))
+        by_score = by_logit + grad_scores
+        along_query = (by_score * inverse_rms).unsqueeze(-1)
+        pull = (by_score * scores).sum(-1, keepdim=True) + grad_inverse_rms * inverse_rms
+        along_key = (pull * inverse_rms.square() / query.numel()).unsqueeze(-1)
+        along_grad = (ctx.gain * (weights if prior is None else weights - prior)).unsqueeze(-1)
 
-class WeightedSum(torch.autograd.Function):
-    """Σ_i w_i v_i: weights [S, ..., H] and values v_i [..., D] in H slices → [..., D] in the dtype of the weights."""
-
-    @staticmethod
-    def forward(weights: Tensor, *values: Tensor) -> Tensor:
-        slices = (weights.shape[-1], -1)
-        total = weights[0].unsqueeze(-1) * values[0].unflatten(-1, slices)
-        for weight, value in zip(weights[1:], values[1:]):
-            total.addcmul_(weight.unsqueeze(-1), value.unflatten(-1, slices))
-        return total.flatten(-2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *values = ctx.saved_tensors
-        slices = (weights.shape[-1], -1)
-        grad = grad.unflatten(-1, slices)
-        weight_grads = [(grad * value.unflatten(-1, slices)).sum(-1) for value in values]
-        value_grads = [
-            (weight.unsqueeze(-1) * grad).flatten(-2).to(value.dtype) if needed else None
-            for weight, value, needed in zip(weights, values, ctx.needs_input_grad[1:])
-        ]
-        return torch.stack(weight_grads), *value_grads
-
-
-def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """`function.apply`, or its forward alone where no gradient is asked for: cheaper, and torch.compile takes a variable
-    number of tensors only so."""
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return function.apply(*inputs)
-    return function.forward(*inputs)
+        # one buffer per source, filled in place: fresh memory is what a gradient over depth costs most
+        source_grads, key_grads, query_grad = [], [], torch.zeros_like(query)
+        for index, key in enumerate(keys or values):
+            source_grad = along_grad[index] * grad
+            key_grad = along_query[index] * query if keys else source_grad.addcmul_(along_query[index], query)
+            key_grad.addcmul_(along_key[index], key, value=-1)
+            source_grads.append(source_grad.flatten(-2).to(sources[index].dtype))
+            if keys:
+                key_grads.append(key_grad.flatten(-2).to(key.dtype))
+            query_grad = query_grad + (along_query[index] * key).sum_to_size(query.shape)
+        bias_grad = None
+        if ctx.needs_input_grad[4]:
+            bias_grad = by_logit.sum(dim=tuple(range(1, by_logit.dim())), keepdim=True)
+        return None, None, None, query_grad, bias_grad, None, *source_grads, *key_grads
 
 
 def depth_read(
@@ -123,7 +118,7 @@ def depth_read(
         keys: S tensors [..., D]; default: the values.
         key_norm: γ [D]; default: ones, or folded into `query` by the caller.
         bias: b [S]; default: zeros.
-        prior_bias: b⁰ [S], the biases at initialisation; default: zeros. Used only where anchored.
+        prior_bias: b⁰ [S], the biases at initialisation, a constant; default: zeros. Used only where anchored.
         base: [..., D]; default: none.
         gain, scale, eps: numbers; eps is inside the root.
         num_heads: H, a divisor of D.
@@ -138,12 +133,10 @@ def depth_read(
     Raises:
         ValueError: no source, keys that differ in number from the values, or H that does not divide D.
     """
-    keys = values if keys is None else keys
     width = values[0].shape[-1] if values else 0
-    if not values or len(keys) != len(values):
-        raise ValueError(
-            f"values, keys: got {len(values)} and {len(keys)} tensors, allowed: the same number, at least 1"
-        )
+    given = len(values if keys is None else keys)
+    if not values or given != len(values):
+        raise ValueError(f"values, keys: got {len(values)} and {given} tensors, allowed: the same number, at least 1")
     if num_heads < 1 or width % num_heads:
         raise ValueError(f"num_heads: got {num_heads}, allowed: a divisor of the width {width}")
     options: dict[str, Any] = {"keys": keys, "key_norm": key_norm, "bias": bias, "prior_bias": prior_bias, "base": base}
@@ -154,18 +147,22 @@ def depth_read(
 
     dtype = statistics_dtype(values[0])
     folded = scale * (query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype))
-    with maybe_autocast(values[0].device.type, enabled=False):
-        logits, _ = _apply(RoutingLogits, eps, torch.block_diag(*folded.unflatten(-1, (num_heads, -1))).mT, *keys)
-        column = (-1, *[1] * (logits.dim() - 1))
-        prior = torch.zeros_like(logits)
-        if bias is not None:
-            logits = logits + bias.to(dtype).view(column)
+    shape = (len(values), *values[0].shape[:-1], num_heads)
+    column = (-1, *[1] * (len(shape) - 1))
+    if bias is not None:
+        bias = bias.to(dtype).view(column)
+    prior = None
+    if anchored:
+        # through the same operation, shape and layout as p: only then is p − p⁰ exactly zero at the start
+        logits = torch.zeros(shape, dtype=dtype, device=values[0].device)
         if prior_bias is not None:
-            prior = prior + prior_bias.to(dtype).view(column)
-        weights = torch.softmax(logits, dim=0)
-        # p⁰ through the same operation, shape and layout as p: only then is p − p⁰ exactly zero at the start
-        mixing = weights - torch.softmax(prior, dim=0) if anchored else weights
-        mix = _apply(WeightedSum, gain * mixing, *values)
+            logits = logits + prior_bias.detach().to(dtype).view(column)
+        prior = torch.softmax(logits, dim=0)
+    sources = values if keys is None else (*values, *keys)
+    with maybe_autocast(values[0].device.type, enabled=False):
+        mix, _, _, weights = DepthMix.apply(
+            len(values), eps, float(gain), folded.unflatten(-1, (num_heads, -1)), bias, prior, *sources
+        )
     read = (mix if base is None else base + mix).to(values[0].dtype)
     if not return_weights:
         return read
