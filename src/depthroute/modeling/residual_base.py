@@ -62,7 +62,13 @@ RoutingRecord = dict[str, RoutingWeights]
 
 class Residual(ABC):
     """One way of connecting branches through depth. Holds the schedule only: parameters live in the read modules, which
-    the layers own, and tensors live in the state, which the model's loop owns."""
+    the layers own, and tensors live in the state, which the model's loop owns.
+
+    Attributes:
+        routing_learning_rate_factor: default learning rate of the routing parameters, as a multiple of the base rate.
+    """
+
+    routing_learning_rate_factor: float = 1.0
 
     def __init__(self, config: Any):
         self.config = config

@@ -63,6 +63,9 @@ class DepthAttentionResidual(Residual):
         self.unit = unit_sublayers(config)
         self.over_states = config.depth_source == "state"
         self.replaces = config.depth_combine == "replace"
+        # a replacing read is the branch's whole input, and anchored it is multiplied by the number of sources; the papers'
+        # hundredfold rates cause loss spikes
+        self.routing_learning_rate_factor = 2.0 if self.replaces else 10.0
 
     def create_read(self, s: int) -> DepthRead | None:
         is_final = s == 2 * self.config.num_hidden_layers

@@ -1,0 +1,23 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Training: Trainer, optimizer groups, data, and the routing of a model by itself."""
+
+from .arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
+from .optimizer import default_routing_learning_rate, optimizer_groups
+from .routing_state import freeze_base, load_routing, routing_module_names, routing_parameters, save_routing
+from .trainer import DepthRouteTrainer
+
+
+__all__ = [
+    "DepthRouteTrainer",
+    "DepthRouteTrainingArguments",
+    "RunArguments",
+    "default_routing_learning_rate",
+    "freeze_base",
+    "load_routing",
+    "optimizer_groups",
+    "parse_arguments",
+    "routing_module_names",
+    "routing_parameters",
+    "save_routing",
+]

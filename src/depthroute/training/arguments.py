@@ -1,0 +1,196 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run can be told: transformers' TrainingArguments, ours, and a parser for the command line and YAML."""
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+from ..errors import Refused, one_line
+from ..modeling.configuration_depthroute import nearest_names
+
+
+@dataclass
+class DepthRouteTrainingArguments(TrainingArguments):
+    """TrainingArguments with what the routing needs.
+
+    Args:
+        routing_learning_rate: of the routing parameters, which have no weight decay. Default by the model's residual: 10
+            times `learning_rate` where the mix is added to the stream, 2 times where it replaces it.
+        freeze_base: train the routing alone.
+    """
+
+    routing_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "learning rate of the routing (default: 10x the base for delta, 2x for attnres presets)"},
+    )
+    freeze_base: bool = field(
+        default=False, metadata={"help": "train the routing alone; it is also saved as routing.safetensors"}
+    )
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={"help": "checkpoint folder to go on from; alone or 'last': the newest in output_dir", "nargs": "?",
+                  "const": "last"},
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.routing_learning_rate is not None and not 0 <= self.routing_learning_rate < float("inf"):
+            raise ValueError(f"routing_learning_rate: got {self.routing_learning_rate}, allowed: a finite number >= 0")
+        super().__post_init__()
+
+
+@dataclass
+class RunArguments:
+    """Model and data of `depthroute train`.
+
+    Args:
+        model: folder or hub id of a DepthRoute model; an ordinary causal language model trains too, as a control.
+        dtype: of the parameters. float32 masters by default, also where the checkpoint is bfloat16; with `bf16` the
+            products run in bfloat16 all the same.
+        routing: routing.safetensors of an earlier run, loaded onto the model.
+        attn_implementation: eager, sdpa, flash_attention_2, ...
+        train_files, validation_files: .txt, .md, .rst, .py, .json, .jsonl, .parquet, .csv; a text file is one document.
+        dataset, dataset_config: name (or folder) for the `datasets` library, and its configuration.
+        train_split, validation_split: splits of `dataset`.
+        validation_fraction: of the training documents, set aside at random by the seed.
+        text_column: default: "text", or the only column of strings. Columns `input_ids` and `labels` are used as they are.
+        block_size: tokens of a training example; default: the model's context, at most 1024.
+        cache_dir: where `datasets` keeps what it has prepared.
+        overwrite: write to an output folder that holds files already.
+    """
+
+    model: str | None = field(default=None, metadata={"help": "folder or hub id of the model to train"})
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", metadata={"help": "dtype of the parameters; float32 masters unless you know better"}
+    )
+    routing: str | None = field(default=None, metadata={"help": "routing.safetensors to load onto the model first"})
+    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, ..."})
+    train_files: list[str] | None = field(
+        default=None, metadata={"help": "text, json, jsonl, parquet or csv files; a text file is one document"}
+    )
+    validation_files: list[str] | None = field(
+        default=None, metadata={"help": "files to measure loss and perplexity on"}
+    )
+    dataset: str | None = field(default=None, metadata={"help": "a name or folder for the datasets library"})
+    dataset_config: str | None = field(default=None, metadata={"help": "configuration of the dataset"})
+    train_split: str = field(default="train", metadata={"help": "split of the dataset to train on"})
+    validation_split: str | None = field(
+        default=None, metadata={"help": "split to measure on (default: validation, where the dataset has it)"}
+    )
+    validation_fraction: float | None = field(
+        default=None, metadata={"help": "fraction of the training documents to set aside for validation"}
+    )
+    text_column: str | None = field(
+        default=None, metadata={"help": "column with the text (default: text, or the only column of strings)"}
+    )
+    block_size: int | None = field(
+        default=None, metadata={"help": "tokens of an example (default: the model's context, at most 1024)"}
+    )
+    cache_dir: str | None = field(default=None, metadata={"help": "where the datasets library keeps what it prepared"})
+    overwrite: bool = field(default=False, metadata={"help": "write to an output folder that holds files already"})
+
+
+ARGUMENT_CLASSES = (RunArguments, DepthRouteTrainingArguments)
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message)
+
+
+def option_names() -> list[str]:
+    """Every option, ours and transformers', with underscores."""
+    return sorted(item.name for cls in ARGUMENT_CLASSES for item in dataclasses.fields(cls) if item.init)
+
+
+def own_options() -> dict[str, str]:
+    """Our options with their help."""
+    inherited = {item.name: item.metadata for item in dataclasses.fields(TrainingArguments)}
+    own = [item for cls in ARGUMENT_CLASSES for item in dataclasses.fields(cls) if item.name not in inherited]
+    return {item.name: item.metadata["help"] for item in own}
+
+
+def help_text() -> str:
+    """What `depthroute train --help` prints."""
+    own = own_options()
+    width = max(map(len, own)) + 2
+    theirs = ", ".join(name for name in option_names() if name not in own)
+    return "\n".join(
+        [
+            "Usage: depthroute train [CONFIG.yaml] [--option value ...]",
+            "",
+            "Fine-tune a model on text. Options on the command line override those in the YAML file; dashes and underscores",
+            "in names are the same. Example:",
+            "",
+            "  depthroute train --model DIR --train_files a.txt b.jsonl --validation_files c.txt --output_dir OUT",
+            "",
+            "Options of DepthRoute:",
+            *(f"  --{name:<{width}}{text}" for name, text in own.items()),
+            "",
+            "All names of transformers' TrainingArguments are accepted too (learning_rate, max_steps, eval_strategy, bf16, ...;",
+            "its documentation says what they mean), with --resume_from_checkpoint alone for the newest checkpoint:",
+            textwrap.fill(theirs, 118, initial_indent="  ", subsequent_indent="  "),
+        ]
+    )
+
+
+def _check_name(name: str, written: str, where: str) -> None:
+    names = option_names()
+    if name not in names and name.removeprefix("no_") not in names:
+        raise Refused(f"{where}{written}: unknown option, nearest: {nearest_names(name, names)}")
+
+
+def read_yaml(file: str | Path) -> list[str]:
+    """The entries of a YAML file as command-line arguments, so that both are read by the same rules (in YAML itself, 1e-4
+    is a string).
+
+    Raises:
+        Refused: no such file, no mapping of names to values, or an unknown name, with the nearest ones.
+    """
+    try:
+        entries = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Refused(f"{file}: {one_line(error)}, allowed: a readable YAML file") from error
+    if not isinstance(entries, dict):
+        raise Refused(f"{file}: got {type(entries).__name__}, allowed: a mapping of option names to values")
+    arguments: list[str] = []
+    for key, value in entries.items():
+        name = str(key).replace("-", "_")
+        _check_name(name, str(key), f"{file}: ")
+        if isinstance(value, list):
+            if not value:
+                raise Refused(f"{file}: {key}: got an empty list, allowed: at least one value")
+            arguments += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            arguments.append(f"--{name}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
+    return arguments
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[RunArguments, DepthRouteTrainingArguments]:
+    """Read `[CONFIG.yaml] [--option value ...]`: options override the file's entries; dashes and underscores are the same.
+
+    Raises:
+        Refused: an unknown option (with the nearest ones), or a value that is not accepted.
+    """
+    rest = list(arguments)
+    from_file: list[str] = []
+    if rest and not rest[0].startswith("-"):
+        from_file = read_yaml(rest.pop(0))
+    for argument in rest:
+        if argument.startswith("--"):
+            written = argument.split("=")[0]
+            _check_name(written[2:].replace("-", "_"), written, "")
+    parser = _Parser(ARGUMENT_CLASSES, allow_abbrev=False)
+    run, training, left = parser.parse_args_into_dataclasses(
+        [*from_file, *rest], return_remaining_strings=True, look_for_args_file=False
+    )
+    if left:
+        raise Refused(f"{left[0]}: got a value that belongs to no option, allowed: --option value")
+    return run, training
