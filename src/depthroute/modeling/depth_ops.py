@@ -160,9 +160,12 @@ def depth_read(
         prior = torch.softmax(logits, dim=0)
     sources = values if keys is None else (*values, *keys)
     with maybe_autocast(values[0].device.type, enabled=False):
-        mix, _, _, weights = DepthMix.apply(
-            len(values), eps, float(gain), folded.unflatten(-1, (num_heads, -1)), bias, prior, *sources
+        inputs = (len(values), eps, float(gain), folded.unflatten(-1, (num_heads, -1)), bias, prior, *sources)
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in inputs
         )
+        # without gradients the forward alone is cheaper, and torch.compile traces a variable number of sources only so
+        mix, _, _, weights = (DepthMix.apply if needs_gradient else DepthMix.forward)(*inputs)
     read = (mix if base is None else base + mix).to(values[0].dtype)
     if not return_weights:
         return read
