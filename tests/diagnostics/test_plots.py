@@ -40,8 +40,9 @@ def test_columns_are_in_order_of_depth(preset, columns):
     matrix = weight_matrix(reads)
     assert matrix.shape == (len(reads), len(columns))
     np.testing.assert_allclose(np.nansum(matrix, axis=1), 1)  # every weight has its place
-    last = list(reads.values())[-1]
-    assert {columns[i] for i in np.flatnonzero(~np.isnan(matrix[-1]))} == set(last.sources)
+    for row, read in zip(matrix, reads.values(), strict=True):
+        drawn = {column: weight for column, weight in zip(columns, row, strict=True) if not np.isnan(weight)}
+        assert drawn == dict(zip(read.sources, read.mean_weights, strict=True))
 
 
 def test_heatmap_draws_the_matrix_and_names_its_axes():
