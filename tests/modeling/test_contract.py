@@ -95,7 +95,9 @@ ODD_DEPTHS = {
 def test_odd_depths(case, anchored, token_ids):
     preset, layers, block, expected = ODD_DEPTHS[case]
     base = tiny_qwen3_config(num_hidden_layers=layers)
-    model = DepthRouteForCausalLM(tiny_config(preset, base=base, depth_block_size=block, depth_anchored=anchored)).eval()
+    model = DepthRouteForCausalLM(
+        tiny_config(preset, base=base, depth_block_size=block, depth_anchored=anchored)
+    ).eval()
     output = model(token_ids, output_routing=True)
     live = {f"model.{read_name(model.config, s)}": count for s, count in enumerate(expected) if count > 1}
     assert {name: len(weights.sources) for name, weights in output.routing.items()} == live

@@ -23,7 +23,9 @@ DEFERRED = {"kind": "single", "depth_value_route": "shared", "depth_detail_bases
 # Fixture fields that only matter once one of the deferred ones is there.
 DORMANT = ("depth_detail_bias", "depth_detail_max_scale")
 
-RUN = [name for name, entry in MANIFEST.items() if all(entry.get(key, value) == value for key, value in DEFERRED.items())]
+RUN = [
+    name for name, entry in MANIFEST.items() if all(entry.get(key, value) == value for key, value in DEFERRED.items())
+]
 
 # float64: a few hundred roundings of 1e-16. float32: of 6e-8, times a cancelling sum. Both relative to max |x|.
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5}
@@ -74,7 +76,9 @@ def test_nothing_is_skipped_but_what_is_listed():
         deferred_by = [key for key, value in DEFERRED.items() if entry.get(key, value) != value]
         unknown = [key for key in entry if key not in known | schedule | {*DEFERRED, *DORMANT}]
         assert (name in RUN) == (not deferred_by), name
-        assert deferred_by or not unknown, f"{name} asks for {unknown}, which neither the configuration nor the list knows"
+        assert deferred_by or not unknown, (
+            f"{name} asks for {unknown}, which neither the configuration nor the list knows"
+        )
     assert len(RUN) >= 16
     # a field that has come is no reason to defer any more
     assert not known & {*DEFERRED, *DORMANT}
