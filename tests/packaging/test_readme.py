@@ -54,6 +54,7 @@ def run_command(command, folder):
     return done.stdout
 
 
+@pytest.mark.timeout(900)  # a dozen fresh processes, each of which imports torch and transformers
 def test_every_snippet_runs(workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     names: dict = {}
