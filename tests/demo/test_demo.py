@@ -203,7 +203,7 @@ def test_the_packaged_base_is_not_installed(monkeypatch, tmp_path):
 
 def test_minutes_set_the_steps():
     assert DemoSettings.full(10).steps == DemoSettings().steps
-    assert DemoSettings.full(5).steps == DemoSettings().steps // 2
+    assert DemoSettings.full(20).steps == 2 * DemoSettings().steps
 
 
 @pytest.mark.parametrize(
