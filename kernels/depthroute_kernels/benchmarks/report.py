@@ -5,6 +5,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from depthroute.errors import Refused
@@ -27,10 +28,10 @@ def result_table(result: dict[str, Any]) -> Table:
         f"{settings['layers']} layers, width {settings['width']}, {settings['batch']} x {settings['tokens']} tokens, "
         f"{settings['dtype']}, {settings['threads']} thread(s), {'anchored' if settings['anchored'] else 'plain'}"
     )
-    table = Table(title=title, caption="ratio to qwen3 in the same round: median (quartiles)")
-    table.add_column("system")
+    table = Table(title=title, caption="ratio to qwen3 in the same round: median, quartiles", box=SIMPLE_HEAD)
+    table.add_column("system", no_wrap=True)
     for name in MEASURES.values():
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for name, system in result["systems"].items():
         if name == "qwen3":
             table.add_row(name, *(_absolute(system[key]) for key in MEASURES))
@@ -45,7 +46,7 @@ def _absolute(measure: dict[str, Any]) -> str:
 
 def _ratio(ratio: Any) -> str:
     if isinstance(ratio, dict):
-        return f"{ratio['median']:.2f} ({ratio['q1']:.2f}–{ratio['q3']:.2f})"
+        return f"{ratio['median']:.2f}\n{ratio['q1']:.2f}–{ratio['q3']:.2f}"
     return f"{ratio:.2f}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import Refused
 
 
-STEPS_PER_MINUTE = 3.5
+STEPS_PER_MINUTE = 3
 """Fine-tuning steps of the default sizes, twice (conversion and control), with everything else that the demo does beside
 them, for each minute on two cores."""
 
@@ -35,7 +35,7 @@ class DemoSettings:
     preset: str = "delta-block"
     seed: int = 0
     tiny: bool = False
-    steps: int = 35
+    steps: int = 30
     batch: int = 1
     tokens: int = 512
     learning_rate: float = 5e-5
