@@ -37,13 +37,19 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
 from .residual_base import Residual, RoutingRecord
+from .residual_baselines import HyperConnectionResidual, HyperRead, ScaledResidual
 from .residual_depth_attention import DepthAttentionResidual, DepthRead
+from .residual_dual_stream import DualRead, DualStreamResidual
 from .residual_standard import StandardResidual
 
 
 RESIDUALS: dict[str, type[Residual]] = {
     "standard": StandardResidual,
     "depth_attention": DepthAttentionResidual,
+    "dual_stream": DualStreamResidual,
+    "hyper_connection": HyperConnectionResidual,
+    "rezero": ScaledResidual,
+    "layerscale": ScaledResidual,
 }
 
 
@@ -63,6 +69,27 @@ class DepthRouteAttention(Qwen3Attention):
             self.k_norm = nn.Identity()
 
 
+    def forward(self, hidden_states: Tensor, *args: Any, value_input: Tensor | None = None, **kwargs: Any) -> Any:
+        """Qwen3's forward; with `value_input` [B, T, D], values are made of it and not of `hidden_states`."""
+        if value_input is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        return Qwen3Attention.forward(_ValuesGiven(self, self.v_proj(value_input)), hidden_states, *args, **kwargs)
+
+
+class _ValuesGiven:
+    """An attention module to all but `v_proj`, which has been called already: upstream's forward serves both routes."""
+
+    def __init__(self, attention: Qwen3Attention, values: Tensor):
+        self._attention = attention
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)
+
+    def v_proj(self, hidden_states: Tensor) -> Tensor:
+        return self._values
+
+
 class DepthRouteDecoderLayer(GradientCheckpointingLayer):
     """Two branches, attention and MLP, each around a read and a write of the residual.
 
@@ -71,7 +98,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
           → mlp_read  → x → post_attention_layernorm → mlp → u → write
           → the tensors that changed: the stream h_{2i+2} first
 
-    `attn_read` and `mlp_read` are None where the read has no choice.
+    `attn_read` and `mlp_read` (of the scaled baselines: `attn_scale`, `mlp_scale`) are None where there is nothing to learn.
     """
 
     def __init__(self, config: DepthRouteConfig, layer_idx: int):
@@ -82,8 +109,9 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attn_read = self.residual.create_read(2 * layer_idx)
-        self.mlp_read = self.residual.create_read(2 * layer_idx + 1)
+        self.connections = [f"{branch}_{self.residual.parameter_name}" for branch in ("attn", "mlp")]
+        for sublayer, name in enumerate(self.connections):
+            setattr(self, name, self.residual.create_read(2 * layer_idx + sublayer))
 
     def forward(
         self, *tensors: Tensor, routing: RoutingRecord | None = None, **attention_kwargs: Any
@@ -101,16 +129,22 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         residual, s = self.residual, 2 * self.layer_idx
         before = residual.unpack(tensors, s)
 
-        read = residual.read(before, s, self.attn_read, routing)
-        update, _ = self.self_attn(hidden_states=self.input_layernorm(read), **attention_kwargs)
-        state = residual.write(before, s, update)
+        reading = residual.read(before, s, getattr(self, self.connections[0]), routing)
+        if reading.value is not None:
+            attention_kwargs["value_input"] = self.input_layernorm(reading.value)
+        update, _ = self.self_attn(hidden_states=self.input_layernorm(reading.x), **attention_kwargs)
+        state = residual.write(before, s, update, reading)
 
-        read = residual.read(state, s + 1, self.mlp_read, routing)
-        update = self.mlp(self.post_attention_layernorm(read))
-        state = residual.write(state, s + 1, update)
+        reading = residual.read(state, s + 1, getattr(self, self.connections[1]), routing)
+        update = self.mlp(self.post_attention_layernorm(reading.x))
+        state = residual.write(state, s + 1, update, reading)
 
         changes = residual.changes(before, state)
         return changes[0] if len(changes) == 1 else changes
+
+
+# what a read's parameters start at where it is not zero, as queries and projections of gates do
+_START = {"key_norm": init.ones_, "value_proj": init.eye_}
 
 
 class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
@@ -124,14 +158,26 @@ class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, DepthRead):
-            init.zeros_(module.query)
-            if module.key_norm is not None:
-                init.ones_(module.key_norm)
+            for name, parameter in module.named_parameters():
+                _START.get(name, init.zeros_)(parameter)
+            if module.detail_bias is not None:
+                init.constant_(module.detail_bias, module.initial_detail_bias)
+        elif isinstance(module, DualRead):
+            for name, parameter in module.named_parameters():
+                _START.get(name, init.zeros_)(parameter)
+            init.copy_(module.gate_logits, torch.tensor(module.initial_gate_logits()))
+        elif isinstance(module, HyperRead):
+            init.zeros_(module.gate_proj)
+            init.copy_(module.gate_bias, module.initial_gate_bias())
+            init.constant_(module.gate_scale, 0.01)
+        elif isinstance(module, DepthRouteDecoderLayer) and isinstance(module.residual, ScaledResidual):
+            for name in module.connections:
+                init.constant_(getattr(module, name), module.residual.initial_scale())
 
     def routing_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of every depth read, by name. Empty for the standard residual."""
-        reads = [f"{name}." for name, module in self.named_modules() if isinstance(module, DepthRead)]
-        return {name: parameter for name, parameter in self.named_parameters() if name.startswith(tuple(reads))}
+        """The parameters of every read and write of the residual, by name. Empty for the standard residual."""
+        parts = {"attn_read", "mlp_read", "final_read", "attn_scale", "mlp_scale"}
+        return {name: parameter for name, parameter in self.named_parameters() if parts & set(name.split("."))}
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
