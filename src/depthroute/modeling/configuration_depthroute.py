@@ -20,6 +20,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 
 from .depth_schedule import live_reads
 
@@ -37,7 +38,7 @@ AUTO_MAP = {
 FAMILY_PREFIXES = ("residual_", "depth_", "dual_", "hyper_", "qk_")
 """Names under these prefixes are ours: one that is no field is a mistake, not somebody's extra entry."""
 
-HOSTED_MODEL_TYPES = ("qwen3", "llama")
+HOSTED_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
 """Backbones that a configuration can start from."""
 
 _DEPTH = ("depth_attention",)
@@ -192,6 +193,7 @@ class DepthRouteConfig(Qwen3Config):
         hyper_num_streams: mHC's n ≥ 2.
         depth_backend: "auto" or "reference": which implementation of the depth read runs.
         qk_norm: False hosts backbones without query and key norms (Llama-style).
+        num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own.
 
     Raises:
         ValueError: an unknown name under this family's prefixes, with the nearest ones.
@@ -227,6 +229,15 @@ class DepthRouteConfig(Qwen3Config):
     hyper_num_streams: int = 4
     qk_norm: bool = True
 
+    num_experts: int = 0
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 768
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] = field(default_factory=list)
+    norm_topk_prob: bool = False
+    output_router_logits: bool = False
+    router_aux_loss_coef: float = 0.001
+
     def __post_init__(self, **kwargs: Any) -> None:
         own = family_fields()
         for name in kwargs:
@@ -234,6 +245,24 @@ class DepthRouteConfig(Qwen3Config):
                 raise ValueError(f"{name}: unknown field, nearest: {nearest_names(name, own)}")
         super().__post_init__(**kwargs)
         self.auto_map = dict(AUTO_MAP)
+
+    def is_sparse(self, layer_idx: int) -> bool:
+        """Whether that layer's MLP is a mixture of experts, by Qwen3-MoE's rule."""
+        return (
+            self.num_experts > 0
+            and layer_idx not in self.mlp_only_layers
+            and (layer_idx + 1) % self.decoder_sparse_step == 0
+        )
+
+    def validate_experts(self) -> None:
+        if self.num_experts < 0:
+            raise ValueError(f"num_experts: got {self.num_experts}, allowed: ≥ 0 (0 is dense)")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok: got {self.num_experts_per_tok}, allowed: 1 to num_experts = {self.num_experts}"
+            )
+        if self.decoder_sparse_step < 1:
+            raise ValueError(f"decoder_sparse_step: got {self.decoder_sparse_step}, allowed: ≥ 1")
 
     def validate_depth_block_size(self) -> None:
         if self.depth_block_size is not None and self.depth_block_size < 1:
@@ -356,8 +385,8 @@ class DepthRouteConfig(Qwen3Config):
 
 
 def family_fields() -> dict[str, Any]:
-    """The fields that this family adds to Qwen3's, with their defaults."""
-    inherited = {item.name for item in fields(Qwen3Config)}
+    """The fields that this family adds to Qwen3's and Qwen3-MoE's, with their defaults."""
+    inherited = {item.name for backbone in (Qwen3Config, Qwen3MoeConfig) for item in fields(backbone)}
     return {
         item.name: item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
         for item in fields(DepthRouteConfig)
@@ -382,9 +411,12 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
         raise ValueError("mlp_bias: got True, allowed: False, the Qwen3 MLP has no biases")
     values = {key: value for key, value in config.to_dict().items() if key not in _NOT_INHERITED}
     values.pop("mlp_bias", None)
+    for shown, stored in config.attribute_map.items():  # upstream stores num_experts under another name
+        if stored in values and shown in known_fields():
+            values[shown] = values.pop(stored)
     if config.model_type == "depthroute":
         return {key: value for key, value in values.items() if key not in family_fields() or key == "qk_norm"}
-    return {**values, "qk_norm": config.model_type == "qwen3"}
+    return {**values, "qk_norm": config.model_type != "llama"}
 
 
 DepthRouteConfig.register_for_auto_class("AutoConfig")

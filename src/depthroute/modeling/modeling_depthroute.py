@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -28,12 +29,17 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3ForCausalLM,
     Qwen3MLP,
-    Qwen3PreTrainedModel,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (
+    Qwen3MoeForCausalLM,
+    Qwen3MoePreTrainedModel,
+    Qwen3MoeSparseMoeBlock,
+    Qwen3MoeTopKRouter,
+)
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
 from .residual_base import Residual, RoutingRecord
@@ -106,7 +112,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.residual = build_residual(config)
         self.self_attn = DepthRouteAttention(config, layer_idx)
-        self.mlp = Qwen3MLP(config)
+        self.mlp = Qwen3MoeSparseMoeBlock(config) if config.is_sparse(layer_idx) else Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.connections = [f"{branch}_{self.residual.parameter_name}" for branch in ("attn", "mlp")]
@@ -147,12 +153,16 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
 _START = {"key_norm": init.ones_, "value_proj": init.eye_}
 
 
-class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
+class DepthRoutePreTrainedModel(Qwen3MoePreTrainedModel):
     config_class = DepthRouteConfig
     config: DepthRouteConfig
     base_model_prefix = "model"
     _no_split_modules = ["DepthRouteDecoderLayer"]
-    _can_record_outputs = {"hidden_states": DepthRouteDecoderLayer, "attentions": DepthRouteAttention}
+    _can_record_outputs = {
+        "hidden_states": DepthRouteDecoderLayer,
+        "attentions": DepthRouteAttention,
+        "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
+    }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -180,6 +190,14 @@ class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
         return {name: parameter for name, parameter in self.named_parameters() if parts & set(name.split("."))}
 
     @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for the decorator in this file; the experts are upstream's own
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True  # likewise
+
+    @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
         """Refuses pipeline parallelism: the sources of a read cannot cross a stage."""
         options = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config or object)
@@ -198,9 +216,11 @@ class DepthRouteModelOutputWithPast(BaseModelOutputWithPast):
     Attributes:
         hidden_states: with `output_hidden_states`, L + 1 tensors [B, T, D]: entry i is the standard stream h_{2i} that
             enters layer i, the last one the normed final read (`last_hidden_state`).
+        router_logits: with `output_router_logits`, each sparse layer's expert router's logits [B·T, experts].
         routing: with `output_routing`, `RoutingWeights` by module path; inert reads are absent.
     """
 
+    router_logits: tuple[Tensor, ...] | None = None
     routing: RoutingRecord | None = None
 
 
@@ -327,8 +347,15 @@ def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@wraps(Qwen3MoeForCausalLM.forward)
+def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    upstream: Any = Qwen3MoeForCausalLM if self.config.num_experts else Qwen3ForCausalLM
+    return upstream.forward(self, *args, **kwargs)
+
+
 class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
-    """The decoder with a language-modelling head. `forward` is Qwen3's, with `output_routing`."""
+    """The decoder with a language-modelling head. `forward` is Qwen3's (with experts Qwen3-MoE's, which adds the balance loss
+    of the expert routers), with `output_routing`."""
 
     _pp_plan: dict[str, Any] = {}
 
@@ -337,9 +364,12 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
         self.model = DepthRouteModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.num_experts = config.num_experts
+        self.num_experts_per_tok = config.num_experts_per_tok
+        self.router_aux_loss_coef = config.router_aux_loss_coef
         self.post_init()
 
-    forward = with_routing(Qwen3ForCausalLM.forward)
+    forward = with_routing(_causal_forward)
 
     def generate(self, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
         """transformers' `generate`; with `output_routing` and `return_dict_in_generate` the output has the entry
@@ -403,6 +433,11 @@ class DepthRouteForQuestionAnswering(GenericForQuestionAnswering, DepthRoutePreT
 
     forward = with_routing(GenericForQuestionAnswering.forward)
 
+
+# transformers skips its own expert layouts (one tensor per expert, or fused) for custom code that has not registered them
+register_checkpoint_conversion_mapping(
+    DepthRouteConfig.model_type, get_checkpoint_conversion_mapping("qwen3_moe") or [], overwrite=True
+)
 
 for _auto_class, _model_class in (
     ("AutoModel", DepthRouteModel),
