@@ -194,10 +194,6 @@ class DepthRoutePreTrainedModel(Qwen3MoePreTrainedModel):
         return True  # transformers looks for the decorator in this file; the experts are upstream's own
 
     @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return True  # likewise
-
-    @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
         """Refuses pipeline parallelism: the sources of a read cannot cross a stage."""
         options = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config or object)
