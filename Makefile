@@ -29,9 +29,9 @@ define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"python: found {sys.version.split()[0]}, needed: 3.10 or newer (make PYTHON=python3.12 ...)")'
 	@echo "Setting up $(1) from $(2): a few minutes the first time"
 	@$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --constraint $(2) $(shell grep -x 'torch==[0-9.]*' $(2))
-	@echo "Installing the other $(shell grep -c == $(2)) pinned packages"
-	$(1)/bin/python -m pip install --quiet --no-deps --requirement $(2)
+	$(1)/bin/python -m pip install --no-compile --constraint $(2) $(shell grep -x 'torch==[0-9.]*' $(2))
+	@echo "Installing the other $(shell grep -c '^[a-z]' $(2)) pinned packages"
+	$(1)/bin/python -m pip install --quiet --no-compile --no-deps --requirement $(2)
 	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(1)/.ready
 endef

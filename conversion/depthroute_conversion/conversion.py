@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute import DepthRouteConfig, DepthRouteForCausalLM
+from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import CheckFailed, Refused, one_line
-from depthroute.modeling.configuration_depthroute import family_fields
+from depthroute.modeling.configuration_depthroute import family_fields, nearest_names
 from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 
 from .card import write_card
 from .folder import check_apart, check_output, whole_folder
 from .keys import KeyPlan, plan_keys
-from .progress import Step, steps
+from .progress import Step, announce, steps
 from .reports import ConversionReport
 from .source import Source, open_source
 from .verification import VERIFY_STEPS, compare, initial_routing, meta_model
@@ -64,6 +64,8 @@ def convert(
         CheckFailed: equality was promised (anchored or `standard`) and does not hold, or the negative control has no effect;
             nothing is written.
     """
+    if preset not in PRESETS:  # at once: opening a source may take minutes
+        raise Refused(f"preset: got {preset!r}, nearest: {nearest_names(preset, PRESETS)}")
     settings = dict(fields or {})
     out_dtype = _output_dtype(dtype, settings)
     requested = {
@@ -74,31 +76,30 @@ def convert(
         "fields": settings,
     }
     target = check_output(out, overwrite)
-    with steps(6 + (VERIFY_STEPS if verify else 0), progress) as step:
-        step("opening the source")
-        opened = open_source(source)
-        check_apart(opened.path, target)
-        config = build_config(opened, preset, block_size, anchored, num_heads, settings)
-        config.dtype = out_dtype or opened.dtype()
-        model = meta_model(config)
-        plan = plan_keys(
-            opened.label,
-            opened.shapes(),
-            {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()},
-            model.routing_parameters(),
-            opened.rules,
-            bool(config.tie_word_embeddings),
-        )
-        with whole_folder(target) as folder:
-            report = _write(opened, folder, config, model, plan, out_dtype, step)
-            report = replace(report, out=str(target), preset=preset, requested=requested)
-            del model
-            if verify:
-                verification = replace(compare(opened, folder, step), converted=target.name)
-                _check(report, verification)
-                report = replace(report, verification=verification)
-            step("writing the model card")
-            write_card(folder, opened, config, report)
+    announce(f"opening {source}", progress)
+    opened = open_source(source)
+    check_apart(opened.path, target)
+    config = build_config(opened, preset, block_size, anchored, num_heads, settings)
+    config.dtype = out_dtype or opened.dtype()
+    model = meta_model(config)
+    plan = plan_keys(
+        opened.label,
+        opened.shapes(),
+        {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()},
+        model.routing_parameters(),
+        opened.rules,
+        bool(config.tie_word_embeddings),
+    )
+    with steps(4 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
+        report = _write(opened, folder, config, model, plan, out_dtype, step)
+        report = replace(report, out=str(target), preset=preset, requested=requested)
+        del model
+        if verify:
+            verification = replace(compare(opened, folder, step), converted=target.name)
+            _check(report, verification)
+            report = replace(report, verification=verification)
+        step("writing the model card")
+        write_card(folder, opened, config, report)
     return report
 
 

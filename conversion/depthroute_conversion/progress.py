@@ -16,7 +16,9 @@ Step = Callable[[str], None]
 
 @contextmanager
 def steps(total: int, show: bool) -> Iterator[Step]:
-    """A bar of `total` steps on standard error, if `show`; either way the bars of transformers are off inside."""
+    """A bar of `total` steps on standard error, if `show` and if that is a terminal; either way the bars of transformers are
+    off inside."""
+    console = Console(stderr=True)
     restore = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     columns = (
@@ -27,7 +29,7 @@ def steps(total: int, show: bool) -> Iterator[Step]:
         TimeElapsedColumn(),
     )
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as progress:
             task = progress.add_task("starting", total=total)
             begun = 0
 
@@ -41,3 +43,9 @@ def steps(total: int, show: bool) -> Iterator[Step]:
     finally:
         if restore:
             logging.enable_progress_bar()
+
+
+def announce(text: str, show: bool) -> None:
+    """One line on standard error, if `show`: what begins now draws its own bar, or none (downloads, dequantization)."""
+    if show:
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False, markup=False)

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -40,6 +41,8 @@ STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {"qwen3": Qwen3ForCausalLM, "l
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "NOTICE*"]
 _HUB_NOT = ["original/*", "onnx/*", "gguf/*", "consolidated*"]
+# the base of the hub's own error is the error of the HTTP client that it uses, which changed between its releases
+_HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
 _LEGAL = ("LICENSE*", "NOTICE*")
 
 
@@ -198,12 +201,11 @@ def _open_hub(hub_id: str) -> FolderSource:
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_NOT))
-    except (OSError, HFValidationError, httpx.HTTPError) as error:
+    except _HUB_ERRORS as error:
         reason = one_line(error)
         raise Refused(
             f"source: got {hub_id!r}, no local folder, and the hub could not give it ({type(error).__name__}: {reason}); "

@@ -17,7 +17,7 @@ from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import read_backbone_config
 
 from .keys import KeyRules, plan_keys
-from .progress import Step, steps
+from .progress import Step, announce, steps
 from .reports import VerificationReport
 from .source import Source, open_source
 from .weights import StoredTensor, read_headers, read_tensors
@@ -45,9 +45,9 @@ def verify(source: str | Path, converted: str | Path, progress: bool = False) ->
         Refused: the source or the folder cannot be opened, or the folder is no conversion of that source: missing or
             unexpected keys, or other shapes.
     """
-    with steps(VERIFY_STEPS + 1, progress) as step:
-        step("opening the source")
-        opened = open_source(source)
+    announce(f"opening {source}", progress)
+    opened = open_source(source)
+    with steps(VERIFY_STEPS, progress) as step:
         return compare(opened, Path(converted).expanduser().resolve(), step)
 
 

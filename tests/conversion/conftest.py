@@ -1,8 +1,7 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny checkpoint folders as they are found on the hub: weights, tokenizer, chat template, generation configuration."""
+"""Sources and conversions that are made once, and the command line in this process."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,58 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_qwen3_config
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from conversion_helpers import save_checkpoint, tiny_llama_config
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from depthroute import cli
-
-
-CHAT_TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes with two merges, 97 tokens at most."""
-    letters = [chr(code) for code in range(33, 123)]
-    vocab = {token: index for index, token in enumerate(["<s>", "</s>", *letters, "Ġ", "th", "the"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")], unk_token="<s>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE
-    )
-
-
-def tiny_llama_config(**values) -> LlamaConfig:
-    sizes = {
-        key: getattr(tiny_qwen3_config(), key)
-        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    }
-    more = {"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2, "max_position_embeddings": 256}
-    return LlamaConfig(**{**sizes, **more, **values})
-
-
-def save_checkpoint(model, folder: Path, **options) -> Path:
-    """A model with all its side files."""
-    model.save_pretrained(folder, **options)
-    tiny_tokenizer().save_pretrained(folder)
-    GenerationConfig(do_sample=True, temperature=0.6, top_k=20, eos_token_id=[1, 2]).save_pretrained(folder)
-    (folder / "LICENSE").write_text("do as you like\n")
-    (folder / "README.md").write_text("---\nlicense: mit\nlanguage:\n- en\ntags:\n- x\n---\n\n# A tiny model\n")
-    return folder
-
-
-def edit_json(path: Path, **values) -> None:
-    """Change entries of a JSON file; None removes one."""
-    entries = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in entries.items() if value is not None}))
-
-
-def edit_weights(folder: Path, change) -> None:
-    """Rewrite a folder's weights; `change` edits the dict of tensors."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="session")

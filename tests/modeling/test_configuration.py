@@ -57,7 +57,14 @@ def test_a_backbone_keeps_its_settings(tmp_path):
     base.save_pretrained(tmp_path)
     for source in (base, tmp_path, str(tmp_path)):
         config = DepthRouteConfig.from_preset("delta", base=source)
-        for name in ("rope_parameters", "layer_types", "sliding_window", "eos_token_id", "tie_word_embeddings", "dtype"):
+        for name in (
+            "rope_parameters",
+            "layer_types",
+            "sliding_window",
+            "eos_token_id",
+            "tie_word_embeddings",
+            "dtype",
+        ):
             assert getattr(config, name) == getattr(base, name), name
         assert config.qk_norm and config.model_type == "depthroute" and config.dtype == torch.bfloat16
 
@@ -100,7 +107,10 @@ def test_refusals_name_the_field_the_value_and_what_is_allowed(case):
 def test_refusals_of_from_preset():
     for arguments, message in (
         ({"name": "delta-blok"}, "preset: got 'delta-blok', nearest: delta-block"),
-        ({"name": "delta", "depth_block_size": 4}, "depth_block_size: got 4, allowed: none, preset 'delta' has no blocks"),
+        (
+            {"name": "delta", "depth_block_size": 4},
+            "depth_block_size: got 4, allowed: none, preset 'delta' has no blocks",
+        ),
         ({"name": "delta", "hiden_size": 4}, "hiden_size: unknown field, nearest: hidden_size"),
         ({"name": "delta", "base": LlamaConfig(mlp_bias=True)}, "mlp_bias: got True, allowed: False"),
         ({"name": "delta", "depth_num_heads": 7}, "depth_num_heads: got 7, allowed"),

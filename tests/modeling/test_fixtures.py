@@ -22,7 +22,9 @@ MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 DEFERRED: dict = {}
 KINDS = {"single": "depth_attention", "dual": "dual_stream"}
 
-RUN = [name for name, entry in MANIFEST.items() if all(entry.get(key, value) == value for key, value in DEFERRED.items())]
+RUN = [
+    name for name, entry in MANIFEST.items() if all(entry.get(key, value) == value for key, value in DEFERRED.items())
+]
 
 # float64: a few hundred roundings of 1e-16. float32: of 6e-8, times a cancelling sum. Both relative to max |x|.
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5}
@@ -77,7 +79,9 @@ def test_reads_agree_with_the_fixture(name, dtype):
         assert error(reading.x, arrays["reads"][s]) < TOLERANCES[dtype], f"read {s}"
         if reading.value is not None:
             assert error(reading.value, arrays["value_reads"][s]) < TOLERANCES[dtype], f"value read {s}"
-        assert (reading.value is not None) == ("value_reads" in arrays and getattr(module(s), "value_query", None) is not None)
+        assert (reading.value is not None) == (
+            "value_reads" in arrays and getattr(module(s), "value_query", None) is not None
+        )
         state = residual.write(state, s, arrays["outputs"][s], reading)
     final = residual.finish(state, module(2 * entry["layers"]), None)
     assert error(final, arrays["final"]) < TOLERANCES[dtype]

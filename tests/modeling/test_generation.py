@@ -36,9 +36,7 @@ def test_cached_equals_uncached(model, token_ids):
 def test_chunked_prefill_equals_one_pass(model, token_ids):
     whole = model(token_ids).logits
     cache = DynamicCache(config=model.config)
-    chunks = [
-        model(chunk, past_key_values=cache, use_cache=True).logits for chunk in token_ids.split([5, 1, 7], dim=1)
-    ]
+    chunks = [model(chunk, past_key_values=cache, use_cache=True).logits for chunk in token_ids.split([5, 1, 7], dim=1)]
     # the same float32 products over other shapes: a few roundings of logits of order 10
     torch.testing.assert_close(torch.cat(chunks, dim=1), whole, rtol=0, atol=1e-4)
     assert torch.equal(torch.cat(chunks, dim=1).argmax(-1), whole.argmax(-1))

@@ -23,7 +23,11 @@ from depthroute import (
 
 BASE = {"num_hidden_layers": 4, "pad_token_id": 0, "num_labels": 3}
 HEADS = {
-    "sequence": (Qwen3ForSequenceClassification, DepthRouteForSequenceClassification, AutoModelForSequenceClassification),
+    "sequence": (
+        Qwen3ForSequenceClassification,
+        DepthRouteForSequenceClassification,
+        AutoModelForSequenceClassification,
+    ),
     "token": (Qwen3ForTokenClassification, DepthRouteForTokenClassification, AutoModelForTokenClassification),
     "question": (Qwen3ForQuestionAnswering, DepthRouteForQuestionAnswering, AutoModelForQuestionAnswering),
 }
@@ -63,5 +67,7 @@ def test_anchored_head_equals_stock(kind, token_ids, tmp_path):
 
 def test_a_classifier_loads_from_a_language_model(tmp_path, graft):
     graft("attnres").save_pretrained(tmp_path)
-    model, report = DepthRouteForSequenceClassification.from_pretrained(tmp_path, num_labels=5, output_loading_info=True)
+    model, report = DepthRouteForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=5, output_loading_info=True
+    )
     assert set(report["missing_keys"]) == {"score.weight"} and model.config.num_labels == 5

@@ -44,8 +44,8 @@ HELD_OUT_MODULES = (
     "shutil",
     "statistics",
     "string",
-    "tempfile",
     "textwrap",
+    "timeit",
     "zipfile",
 )
 """Modules of Python's standard library that the local tasks are made of. Leave them out of training data, or the scores

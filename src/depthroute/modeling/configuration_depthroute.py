@@ -119,13 +119,20 @@ PRESETS: dict[str, Preset] = {
         {**_REPLACE, "depth_value_route": "decoupled"}, "always", "x^QK, x^V = attnres-block with q, with q^V", _RD
     ),
     "wav": Preset(
-        {**_REPLACE, "depth_detail_bases": ["phase", "split"]}, "always", "attnres-block, and D̃^phase, D̃^split per block", _WAV
+        {**_REPLACE, "depth_detail_bases": ["phase", "split"]},
+        "always",
+        "attnres-block, and D̃^phase, D̃^split per block",
+        _WAV,
     ),
     "dar": Preset(_DUAL_FIELDS, "always", "x = α x^0 + (1 − α) x^1, keys of x^j from the other stream", _DAR),
     "dar-full": Preset({**_DUAL_FIELDS, "depth_block_size": 1}, "fixed", "dar with blocks of one layer", _DAR),
-    "mhc": Preset({"residual_type": "hyper_connection"}, "never", "x = H^pre X, X ← H^res X + H^post u", "mHC, arXiv 2512.24880"),
+    "mhc": Preset(
+        {"residual_type": "hyper_connection"}, "never", "x = H^pre X, X ← H^res X + H^post u", "mHC, arXiv 2512.24880"
+    ),
     "rezero": Preset({"residual_type": "rezero"}, "never", "h ← h + a u, scalar a", "ReZero, arXiv 2003.04887"),
-    "layerscale": Preset({"residual_type": "layerscale"}, "never", "h ← h + a ⊙ u, a [D]", "LayerScale, arXiv 2103.17239"),
+    "layerscale": Preset(
+        {"residual_type": "layerscale"}, "never", "h ← h + a ⊙ u, a [D]", "LayerScale, arXiv 2103.17239"
+    ),
 }
 
 
@@ -204,9 +211,9 @@ class DepthRouteConfig(Qwen3Config):
     model_type = "depthroute"
     base_model_pp_plan = None  # sources cannot cross a pipeline stage: only hidden states travel there
 
-    residual_type: Literal[
-        "standard", "depth_attention", "dual_stream", "hyper_connection", "rezero", "layerscale"
-    ] = "depth_attention"
+    residual_type: Literal["standard", "depth_attention", "dual_stream", "hyper_connection", "rezero", "layerscale"] = (
+        "depth_attention"
+    )
     depth_source: Literal["output", "state"] = "output"
     depth_combine: Literal["replace", "add"] = "add"
     depth_block_size: int | None = None
@@ -289,7 +296,9 @@ class DepthRouteConfig(Qwen3Config):
         if len(set(bases)) != len(bases):
             raise ValueError(f"depth_detail_bases: got {bases}, allowed: each basis once")
         if self.depth_source != "output":
-            raise ValueError(f"depth_source: got {self.depth_source!r} with details, allowed: 'output', states have no updates")
+            raise ValueError(
+                f"depth_source: got {self.depth_source!r} with details, allowed: 'output', states have no updates"
+            )
         if self.depth_block_size is None:
             raise ValueError(f"depth_block_size: got None with depth_detail_bases = {bases}, allowed: layers ≥ 1")
         if self.depth_block_size == 1 and len(bases) == 2:
@@ -335,8 +344,11 @@ class DepthRouteConfig(Qwen3Config):
     def preset_name(self) -> str:
         """The preset that these fields spell, for display; "custom" where none does. Only `NAMING` fields and the
         presence of blocks make a name; heads, anchoring, norms, gates and scales are options on top."""
+
         def spelled(preset: Preset) -> dict[str, Any]:
-            return {name: preset.fields.get(name, default) for name, default in family_fields().items() if name in NAMING}
+            return {
+                name: preset.fields.get(name, default) for name, default in family_fields().items() if name in NAMING
+            }
 
         own = {name: getattr(self, name) for name in NAMING}
         for name, preset in sorted(PRESETS.items(), key=lambda item: item[1].blocks != "fixed"):

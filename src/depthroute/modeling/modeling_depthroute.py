@@ -74,7 +74,6 @@ class DepthRouteAttention(Qwen3Attention):
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
 
-
     def forward(self, hidden_states: Tensor, *args: Any, value_input: Tensor | None = None, **kwargs: Any) -> Any:
         """Qwen3's forward; with `value_input` [B, T, D], values are made of it and not of `hidden_states`."""
         if value_input is None:

@@ -61,6 +61,7 @@ class RoutingWeights(NamedTuple):
 
 RoutingRecord = dict[str, RoutingWeights]
 
+
 class Reading(NamedTuple):
     """What a read gives to its branch, and to the write behind it.
 
@@ -103,9 +104,7 @@ class Residual(ABC):
         """State before sublayer 0, from e [B, T, D]."""
 
     @abstractmethod
-    def read(
-        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None
-    ) -> Reading:
+    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
         """What branch `s` reads. A routed read notes its weights in `record`, where one is given."""
 
     @abstractmethod

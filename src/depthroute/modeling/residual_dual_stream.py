@@ -15,7 +15,12 @@ from .depth_schedule import read_name, read_sources, source_labels, unit_sublaye
 from .residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
 
 
-ROUTES = {"cross_key": ((1, 0), (0, 1)), "self": ((0, 0), (1, 1)), "cross_value": ((0, 1), (1, 0)), "fixed": ((0, 1), (0, 1))}
+ROUTES = {
+    "cross_key": ((1, 0), (0, 1)),
+    "self": ((0, 0), (1, 1)),
+    "cross_value": ((0, 1), (1, 0)),
+    "fixed": ((0, 1), (0, 1)),
+}
 """`dual_routing` → for target stream 0 and 1, which stream's entries are (keys, values)."""
 
 GATES = ("alpha", "rho", "beta_0", "beta_1")
@@ -139,7 +144,9 @@ class DualStreamResidual(Residual):
         )
         gates = parameters.gate_logits
         count = len(entries[0])
-        totals = [sum(tensor.to(mixes[0].dtype) for tensor in value) for value in values] if config.depth_anchored else None
+        totals = (
+            [sum(tensor.to(mixes[0].dtype) for tensor in value) for value in values] if config.depth_anchored else None
+        )
         if parameters.gate_proj is not None:
             plain = mixes if totals is None else [mix + total / count for mix, total in zip(mixes, totals)]
             both = torch.cat(plain, dim=-1)

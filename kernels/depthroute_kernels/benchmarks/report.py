@@ -1,0 +1,86 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a benchmark as a table and as a figure."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from depthroute.errors import Refused
+from depthroute.extras import require
+
+
+MEASURES = {
+    "train_step": "train step",
+    "forward": "forward",
+    "decode_token": "decode",
+    "saved_bytes": "saved bytes",
+    "peak_bytes": "peak bytes",
+}
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """Ratios to stock Qwen3 (median, and quartiles over rounds), and what stock itself takes."""
+    settings = result["settings"]
+    title = (
+        f"{settings['layers']} layers, width {settings['width']}, {settings['batch']} x {settings['tokens']} tokens, "
+        f"{settings['dtype']}, {settings['threads']} thread(s), {'anchored' if settings['anchored'] else 'plain'}"
+    )
+    table = Table(title=title, caption="ratio to qwen3 in the same round: median (quartiles)")
+    table.add_column("system")
+    for name in MEASURES.values():
+        table.add_column(name, justify="right")
+    for name, system in result["systems"].items():
+        if name == "qwen3":
+            table.add_row(name, *(_absolute(system[key]) for key in MEASURES))
+        else:
+            table.add_row(name, *(_ratio(system[key]["ratio"]) for key in MEASURES))
+    return table
+
+
+def _absolute(measure: dict[str, Any]) -> str:
+    return f"{measure['ms']['median']:.2f} ms" if "ms" in measure else f"{measure['bytes'] / 2**20:.1f} MiB"
+
+
+def _ratio(ratio: Any) -> str:
+    if isinstance(ratio, dict):
+        return f"{ratio['median']:.2f} ({ratio['q1']:.2f}–{ratio['q3']:.2f})"
+    return f"{ratio:.2f}"
+
+
+def check_plot_file(file: Path | None) -> None:
+    """Refuse a figure that could not be written in the end.
+
+    Raises:
+        Refused: matplotlib is not installed, the folder does not exist, or no image type is named.
+    """
+    if file is None:
+        return
+    require("matplotlib", "plot")
+    if not file.absolute().parent.is_dir():
+        raise Refused(f"{file}: its folder does not exist, allowed: a file in an existing folder")
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise Refused(f"{file}: got the suffix {file.suffix!r}, allowed: .png, .svg, .pdf")
+
+
+def draw(result: dict[str, Any], file: Path) -> None:
+    """Bars of every ratio by preset, with quartiles, into `file`."""
+    from matplotlib.figure import Figure
+
+    systems = {name: system for name, system in result["systems"].items() if name != "qwen3"}
+    figure = Figure(figsize=(2 + 1.5 * len(systems), 4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7")
+    for place, ((key, label), colour) in enumerate(zip(MEASURES.items(), colours)):
+        ratios = [system[key]["ratio"] for system in systems.values()]
+        heights = [ratio["median"] if isinstance(ratio, dict) else ratio for ratio in ratios]
+        spread = [(r["median"] - r["q1"], r["q3"] - r["median"]) if isinstance(r, dict) else (0, 0) for r in ratios]
+        at = [index + 0.17 * (place - 2) for index in range(len(systems))]
+        axes.bar(at, heights, 0.16, color=colour, label=label, yerr=list(zip(*spread)), ecolor="0.3")
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_xticks(range(len(systems)), list(systems))
+    axes.set_ylabel("ratio to stock Qwen3 (lower is better)")
+    axes.legend(fontsize=8, ncols=3)
+    axes.grid(axis="y", alpha=0.3)
+    figure.savefig(file)

@@ -1,0 +1,88 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The model card: metadata that the hub reads, the figures of the verification, and no path of this machine."""
+
+import shlex
+
+import huggingface_hub
+import pytest
+from conversion_helpers import edit_json
+from huggingface_hub import ModelCard
+
+from depthroute import DepthRouteConfig, convert
+from depthroute.errors import Refused
+
+
+@pytest.fixture
+def hub(originals, monkeypatch):
+    """A stand-in for the hub that serves one local folder; the list of what was asked for."""
+    asked = []
+
+    def snapshot_download(repo_id, allow_patterns, ignore_patterns):
+        asked.append((repo_id, allow_patterns))
+        return str(originals["qwen3"])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+def test_card_of_a_local_source(originals, converted):
+    card = ModelCard.load(converted("qwen3", anchored=False) / "README.md")
+    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "text-generation"
+    assert card.data.license == "mit" and card.data.language == ["en"]
+    assert set(card.data.tags) == {"depthroute", "delta-block", "custom_code"}
+    assert card.data.base_model is None
+    assert "not equal to the source at step 0" in card.text and "| `depth_block_size` | `1` |" in card.text
+    assert "x = h + Σ p_i v_i" in card.text and "reads are plain" in card.text and "2605.18855" in card.text
+    assert card.text.count("trust_remote_code=True") == 2
+    assert "$" not in card.text and str(originals["qwen3"].parent) not in card.text
+
+
+def test_card_of_a_hub_source(hub, tmp_path):
+    report = convert("owner/tiny-model", tmp_path / "out")
+    assert report.source == "owner/tiny-model"
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.base_model == "owner/tiny-model" and "bitwise equal to the source" in card.text
+    assert "The reads are anchored" in card.text
+    # the configuration alone first: a source that is refused costs no download
+    assert [patterns == ["config.json"] for _, patterns in hub] == [True, False]
+    assert "*.safetensors" in hub[1][1] and not any("bin" in pattern for pattern in hub[1][1])
+
+
+def test_a_hub_source_is_refused_before_its_weights_travel(hub, copy_of, tmp_path, monkeypatch):
+    source = copy_of("qwen3")
+    edit_json(source / "config.json", quantization_config={"quant_method": "awq"})
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repo_id, **options: (asked.append(options), source)[1]
+    )
+    with pytest.raises(Refused, match="got 'awq'"):
+        convert("owner/quantized", tmp_path / "out")
+    assert len(asked) == 1
+
+
+def test_the_command_on_the_card_repeats_the_conversion(originals, tmp_path, monkeypatch, run_cli):
+    fields = {"depth_logit_scale": 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    options = {"block_size": 3, "num_heads": 2, "dtype": "bfloat16", "anchored": False, "fields": fields}
+    convert(originals["qwen3"], tmp_path / "out", "attnres-states", verify=False, **options)
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "was not verified" in text
+    command = next(line.strip() for line in text.splitlines() if line.startswith("    depthroute convert"))
+    monkeypatch.chdir(originals["qwen3"].parent)
+    arguments = shlex.split(command)[1:]
+    assert arguments[1:3] == ["tiny-qwen3", "out"]
+    arguments[2] = str(tmp_path / "again")
+    code, _, err = run_cli(*arguments)
+    assert code == 0, err
+    first, again = (DepthRouteConfig.from_pretrained(tmp_path / name).to_dict() for name in ("out", "again"))
+    assert first == again
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "again" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_source_card_without_metadata_is_ignored(copy_of, tmp_path):
+    source = copy_of("qwen3")
+    (source / "README.md").write_text("# no head\n\n---\n: : :\n---\n")
+    convert(source, tmp_path / "out", verify=False)
+    assert ModelCard.load(tmp_path / "out" / "README.md").data.license is None

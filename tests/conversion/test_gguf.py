@@ -1,0 +1,116 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""A .gguf file as source: dequantized by transformers, converted to a plain model, tokenizer and chat template with it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conversion_helpers import CHAT_TEMPLATE, tiny_tokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from depthroute import DepthRouteConfig, convert, verify
+from depthroute.errors import Refused
+
+
+gguf = pytest.importorskip("gguf")
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HIDDEN = 3, 32, 4, 2, 64
+
+
+def write_gguf(path: Path, architecture: str = "llama", tokens: int = 97) -> Path:
+    """A llama of random weights, its matrices quantized to Q8_0, with a byte-level tokenizer."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(tokens)
+    vocabulary = sorted(tiny_tokenizer().get_vocab().items(), key=lambda item: item[1])
+    names = [name for name, _ in vocabulary] + [f"<unused{i}>" for i in range(tokens - len(vocabulary))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(names)
+    writer.add_token_types([3, 3] + [1] * (len(names) - 2))
+    writer.add_token_merges(["t h", "th e"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+    def matrix(name: str, *shape: int) -> None:
+        values = rng.normal(0, 0.2, shape).astype(np.float32)
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+
+    matrix("token_embd.weight", tokens, WIDTH)
+    writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
+    for i in range(LAYERS):
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(WIDTH, np.float32))
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(WIDTH, np.float32))
+        matrix(f"blk.{i}.attn_q.weight", WIDTH, WIDTH)
+        matrix(f"blk.{i}.attn_k.weight", WIDTH * KV_HEADS // HEADS, WIDTH)
+        matrix(f"blk.{i}.attn_v.weight", WIDTH * KV_HEADS // HEADS, WIDTH)
+        matrix(f"blk.{i}.attn_output.weight", WIDTH, WIDTH)
+        matrix(f"blk.{i}.ffn_gate.weight", HIDDEN, WIDTH)
+        matrix(f"blk.{i}.ffn_up.weight", HIDDEN, WIDTH)
+        matrix(f"blk.{i}.ffn_down.weight", WIDTH, HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_gguf_file_becomes_a_plain_model(source, dtype, tmp_path):
+    report = convert(source, tmp_path / "out", "attnres", dtype=dtype)
+    assert report.verification.bitwise_equal and report.verification.control_differs
+    assert report.dtype == report.verification.dtype == (dtype or "float32")
+    config = DepthRouteConfig.from_pretrained(tmp_path / "out")
+    assert not config.qk_norm and config.tie_word_embeddings and getattr(config, "quantization_config", None) is None
+    assert (config.num_hidden_layers, config.num_key_value_heads, config.vocab_size) == (LAYERS, KV_HEADS, 97)
+    stock = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    expected = {key: value for key, value in stock.state_dict().items() if key != "lm_head.weight"}
+    assert all(torch.equal(written[key], value.to(written[key].dtype)) for key, value in expected.items())
+    assert len(written) == len(expected) + report.added_tensors
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer("the cat").input_ids == tiny_tokenizer()("the cat").input_ids
+    if dtype is None:
+        verify(source, tmp_path / "out").check()
+
+
+def test_a_truncated_file_is_refused(source, tmp_path):
+    (tmp_path / "half.gguf").write_bytes(source.read_bytes()[:5000])
+    with pytest.raises(Refused, match=r"half.gguf: transformers cannot load it"):
+        convert(tmp_path / "half.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_architecture_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "other.gguf", "nonesuch")
+    with pytest.raises(Refused, match=r"other.gguf: transformers cannot load it: .*nonesuch"):
+        convert(path, tmp_path / "out")
+
+
+def test_a_folder_with_a_gguf_file_alone_names_it(source, tmp_path, copy_of):
+    folder = copy_of("llama")
+    (folder / "model.safetensors").unlink()
+    (folder / source.name).write_bytes(b"GGUF")
+    with pytest.raises(Refused, match="weights: got none, .*name the file itself to convert tiny.Q8_0.gguf"):
+        convert(folder, tmp_path / "out")

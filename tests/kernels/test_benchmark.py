@@ -1,0 +1,195 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""`depthroute bench`: what it counts is right, what is wrong is not measured, and the promised limits hold."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+import depthroute_kernels
+from depthroute import PRESETS
+from depthroute.errors import CheckFailed, Refused
+from depthroute.modeling import residual_depth_attention
+from depthroute_kernels.benchmarks import BenchmarkSettings, run_benchmark
+from depthroute_kernels.benchmarks.measure import interleaved_times, peak_bytes, quartiles, saved_bytes
+from depthroute_kernels.benchmarks.model import STOCK, build_cases, check_parity
+from depthroute_kernels.benchmarks.report import check_plot_file, draw, result_table
+
+
+SMALL = BenchmarkSettings(
+    layers=3, width=16, heads=2, kv_heads=1, head_dim=8, intermediate=24, vocab=50, tokens=5, repeats=2, warmup=0
+)
+RESULT_FILE = Path(depthroute_kernels.__file__).parent / "benchmarks" / "results" / "cpu-reference-12l.json"
+
+
+@pytest.fixture(scope="module")
+def reference_cases():
+    return build_cases(BenchmarkSettings())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_bytes_saved_for_backward_at_the_reference_configuration(reference_cases, preset):
+    """The limit is 1.6; stacked sources keep more than four times what stock does."""
+    stock, case = reference_cases[STOCK], reference_cases[preset]
+    ratio = saved_bytes(case.model, case.forward) / saved_bytes(stock.model, stock.forward)
+    assert ratio == 1 if preset == "standard" else 1 < ratio <= 1.6
+
+
+@pytest.mark.parametrize("preset", ["attnres", "delta-block"])
+def test_bytes_saved_for_backward_in_bfloat16(preset):
+    cases = build_cases(replace(SMALL, presets=(preset,), layers=8, width=64, tokens=64, dtype="bfloat16"))
+    counted = {name: saved_bytes(case.model, case.forward) for name, case in cases.items()}
+    assert counted[preset] <= 1.6 * counted[STOCK]  # one float32 copy of the sources would more than double it
+
+
+def test_saved_bytes_counts_each_storage_once_and_no_parameter():
+    linear = nn.Linear(8, 8, bias=False)
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def forward():
+        y = linear(x)  # keeps x and the weight
+        return (y.exp() * y).sum()  # keeps y and exp(y), twice
+
+    assert saved_bytes(linear, forward) == 3 * 4 * 8 * 4
+
+
+def test_peak_bytes_is_the_largest_sum_alive():
+    def work():
+        one = torch.ones(1000)
+        two = one.add(torch.ones(1000))
+        del one
+        return torch.cat([two, two])
+
+    # 12000 where `one`, its summand and `two` live; then `two` and the pair of it: 12000 again
+    assert 12000 <= peak_bytes(work) < 12100
+
+
+def test_rounds_are_interleaved_and_rotate():
+    order = []
+    systems = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    rounds = list(interleaved_times(systems, repeats=3, warmup=1))
+    assert "".join(order) == "abcbcacababc"
+    assert len(rounds) == 3 and all(set(times) == set("abc") for times in rounds)
+
+
+def test_quartiles():
+    assert quartiles([3.0]) == {"median": 3.0, "q1": 3.0, "q3": 3.0}
+    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3.0, "q1": 2.0, "q3": 4.0}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("depth_heads", [1, 4])
+def test_parity_holds(dtype, anchored, depth_heads):
+    settings = replace(SMALL, dtype=dtype, anchored=anchored, depth_heads=depth_heads, block_size=2, layers=5)
+    differences = check_parity(build_cases(settings), settings)
+    assert set(differences) == set(PRESETS) - {"standard"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"eps": 1e-2}, "from float64"),
+        ({"gain": 1.01}, "from float64"),
+        ({"anchored": False}, "anchored logits differ from stock"),
+    ],
+)
+def test_a_wrong_read_is_not_measured(monkeypatch, change, line):
+    right = residual_depth_attention.depth_read
+    monkeypatch.setattr(residual_depth_attention, "depth_read", lambda *a, **k: right(*a, **{**k, **change}))
+    with pytest.raises(CheckFailed, match=line):
+        run_benchmark(replace(SMALL, presets=("attnres",)))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_benchmark(SMALL)
+
+
+def test_result(result):
+    assert set(result["systems"]) == {STOCK, *PRESETS}
+    assert json.loads(json.dumps(result)) == result
+    for name, system in result["systems"].items():
+        for work in ("train_step", "forward", "decode_token"):
+            ms = system[work]["ms"]
+            assert 0 < ms["q1"] <= ms["median"] <= ms["q3"]
+        for key in ("saved_bytes", "peak_bytes"):
+            stock = result["systems"][STOCK][key]["bytes"]
+            assert system[key]["ratio"] == system[key]["bytes"] / stock > 0
+        assert system["peak_bytes"]["bytes"] > system["saved_bytes"]["bytes"]
+        assert (system["routing_parameters"] > 0) == (name not in (STOCK, "standard"))
+    assert all(ratio == 1 for ratio in result["systems"][STOCK]["train_step"]["ratio"].values())
+    assert result["systems"]["standard"]["saved_bytes"]["ratio"] == 1
+    assert str(Path.home()) not in json.dumps(result)
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    run_benchmark(replace(SMALL, presets=("standard",), layers=1, threads=before + 1, repeats=1))
+    assert torch.get_num_threads() == before
+
+
+def test_table_and_figure(result, tmp_path):
+    console = Console(width=200, record=True)
+    console.print(result_table(result))
+    text = console.export_text()
+    assert all(name in text for name in (STOCK, *PRESETS)) and "1 thread(s), plain" in text
+    draw(result, tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_repeats_the_settings(tmp_path):
+    from depthroute.cli import app
+
+    settings = replace(SMALL, presets=("attnres", "delta-block"), anchored=True, repeats=1)
+    command = settings.command()
+    assert command.startswith("depthroute bench --presets attnres,delta-block --layers 3")
+    file = tmp_path / "result.json"
+    outcome = CliRunner().invoke(app, [*command.split()[1:], "--json", str(file)])
+    assert outcome.exit_code == 0, outcome.output
+    written = json.loads(file.read_text())
+    assert written["command"] == command and written["settings"]["anchored"] is True
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"presets": ("delta-blok",)}, "preset: got 'delta-blok', nearest: delta-block"),
+        ({"presets": ()}, "presets: got none"),
+        ({"layers": 0}, "layers: got 0, allowed: a number ≥ 1"),
+        ({"repeats": 0}, "repeats: got 0, allowed: a number ≥ 1"),
+        ({"dtype": "int8"}, "dtype: got 'int8', allowed: float32"),
+        ({"kv_heads": 3}, "kv_heads: got 3, allowed: a divisor of heads = 2"),
+    ],
+)
+def test_settings_that_cannot_be_meant(values, line):
+    with pytest.raises(Refused, match=line):
+        replace(SMALL, **values)
+
+
+@pytest.mark.parametrize("values", [{"depth_heads": 3}, {"block_size": 3}])
+def test_sizes_that_a_preset_refuses(values):
+    with pytest.raises(Refused, match="delta-block: "):
+        run_benchmark(replace(SMALL, presets=("delta-block",), **values))
+
+
+def test_a_figure_that_could_not_be_written(tmp_path):
+    with pytest.raises(Refused, match="its folder does not exist"):
+        check_plot_file(tmp_path / "nowhere" / "a.png")
+    with pytest.raises(Refused, match="got the suffix '.xyz'"):
+        check_plot_file(tmp_path / "a.xyz")
+
+
+def test_committed_result_keeps_the_limits():
+    result = json.loads(RESULT_FILE.read_text(encoding="utf-8"))
+    defaults = BenchmarkSettings()
+    assert result["settings"] == {**vars(defaults), "presets": list(defaults.presets), "repeats": 30}
+    attnres = result["systems"]["attnres"]
+    assert attnres["train_step"]["ratio"]["median"] <= 1.35
+    assert attnres["saved_bytes"]["ratio"] <= 1.6
