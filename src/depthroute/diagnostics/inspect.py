@@ -66,7 +66,7 @@ def inspect(
     if max_length is not None and max_length > longest:
         raise Refused(f"max_length: got {max_length}, allowed: at most max_position_embeddings = {longest}")
 
-    token_ids = AutoTokenizer.from_pretrained(source)(content)["input_ids"][:max_tokens]
+    token_ids = AutoTokenizer.from_pretrained(source)(content, verbose=False)["input_ids"][:max_tokens]
     if not token_ids:
         raise Refused(f"{text}: no tokens, allowed: a text file that is not empty")
     network = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
