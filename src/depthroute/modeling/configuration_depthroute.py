@@ -188,7 +188,7 @@ class DepthRouteConfig(Qwen3Config):
         depth_value_route: what attention's values read: "shared" (as queries and keys), "decoupled" (a query of their own,
             RD-AttnRes), or its controls "average" (half the sum of both routes feeds all three) and "uniform" (Frozen-V).
         depth_detail_bases: WAV's details of a block: of "phase" (attention − MLP) and "split" (first half − second half).
-        depth_detail_bias: initial logit bias of details.
+        depth_detail_bias: initial logit bias of details, rounded to bfloat16.
         depth_detail_max_scale: cap of the RMS matching of details, > 0.
         depth_value_projection: a learned projection of the values, the identity at the start (DAR's SepV control).
         depth_null_source: one more, learned source, zero at the start (the released Delta code's form).
@@ -291,7 +291,15 @@ class DepthRouteConfig(Qwen3Config):
 
     def validate_depth_details(self) -> None:
         bases = self.depth_detail_bases
+        if self.residual_type != "depth_attention":  # where details have no meaning at all
+            return
         if not bases:
+            for name in ("depth_detail_bias", "depth_detail_max_scale"):
+                default = family_fields()[name]
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"{name}: got {getattr(self, name)}, allowed: {default}, it has no meaning without depth_detail_bases"
+                    )
             return
         if len(set(bases)) != len(bases):
             raise ValueError(f"depth_detail_bases: got {bases}, allowed: each basis once")
@@ -393,7 +401,10 @@ class DepthRouteConfig(Qwen3Config):
         try:
             return cls(**settings)
         except StrictDataclassError as error:
-            raise ValueError(str(error.__cause__ or error)) from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise ValueError(str(cause)) from error
 
 
 def family_fields() -> dict[str, Any]:
@@ -428,6 +439,8 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
             values[shown] = values.pop(stored)
     if config.model_type == "depthroute":
         return {key: value for key, value in values.items() if key not in family_fields() or key == "qk_norm"}
+    if config.model_type == "qwen3_moe":  # its window, where it has one, is every layer's
+        values = {**values, "layer_types": None, "max_window_layers": 0}
     return {**values, "qk_norm": config.model_type != "llama"}
 
 

@@ -82,10 +82,12 @@ class Residual(ABC):
 
     Attributes:
         routing_learning_rate_factor: default learning rate of the routing parameters, as a multiple of the base rate.
+        starts_exactly: whether an anchored model on a stock model's weights computes what that computes, bit for bit.
         parameter_name: layers hold what `create_read` makes as `attn_` and `mlp_` with this name behind.
     """
 
     routing_learning_rate_factor: float = 1.0
+    starts_exactly: bool = True
     parameter_name: str = "read"
 
     def __init__(self, config: Any):

@@ -117,6 +117,8 @@ class HyperConnectionResidual(Residual):
     The carry is (h, X): the standard stream beside the streams, for `hidden_states`.
     """
 
+    starts_exactly = False  # the eps of the published gates
+
     def create_read(self, s: int) -> HyperRead:
         return HyperRead(self.config, s)
 

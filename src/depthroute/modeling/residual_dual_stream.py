@@ -94,8 +94,8 @@ class DualStreamResidual(Residual):
         P        ← [[ρ, 1−ρ], [1−ρ, ρ]] P + (β^0, β^1) u     α = σ(a), ρ = σ(r), β^j = 2 σ(c_j)
         dynamic  (a, r, c_0, c_1) += W · rms-normalised concatenation of the plain mixes Σ_i p_i v^0_i, Σ_i p_i v^1_i
 
-    At a block's end P^j becomes an entry of H^j and restarts at zero. The state's carry is (h, gates, P^0, P^1) between a
-    read and its write and inside a block; the history holds the two streams' entries in turn.
+    At a block's end P^j becomes an entry of H^j and restarts at zero. The state's carry is (h, P^0, P^1) inside a block and
+    (h,) between blocks; the history holds the two streams' entries in turn.
     """
 
     routing_learning_rate_factor = 2.0
