@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 from depthroute.errors import Refused, one_line
@@ -35,7 +36,11 @@ from .tokenizer import copy_tokenizer
 from .weights import PICKLES, StoredTensor, read_headers, read_tensors
 
 
-STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {"qwen3": Qwen3ForCausalLM, "llama": LlamaForCausalLM}
+STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {
+    "qwen3": Qwen3ForCausalLM,
+    "qwen3_moe": Qwen3MoeForCausalLM,
+    "llama": LlamaForCausalLM,
+}
 """By model type: the class whose logits a conversion must keep."""
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -214,7 +219,7 @@ def _download(hub_id: str, patterns: list[str]) -> Path:
 
 
 def read_stock_config(folder: Path) -> PreTrainedConfig:
-    """The configuration of an unquantized Qwen3 or Llama causal language model.
+    """The configuration of an unquantized Qwen3, Qwen3-MoE or Llama causal language model.
 
     Raises:
         Refused: `config.json` is missing, unreadable or out of range; another architecture; quantized weights, named by

@@ -47,7 +47,7 @@ SOURCES = {
     "another architecture": (
         "qwen3",
         config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
-        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or LlamaForCausalLM",
+        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or Qwen3MoeForCausalLM or LlamaForCausalLM",
     ),
     "another head": (
         "qwen3",
@@ -117,6 +117,21 @@ SOURCES = {
         config(intermediate_size=40),
         "shapes differ from the configuration: model.layers.0.mlp.down_proj.weight: got [32, 48], allowed: [32, 40]",
     ),
+    "an expert is missing": (
+        "moe",
+        weights(lambda w: w.pop("model.layers.3.mlp.experts.2.up_proj.weight")),
+        "1 missing keys: model.layers.3.mlp.experts.2.up_proj.weight; allowed: exactly the keys",
+    ),
+    "experts in both layouts": (
+        "moe-fused",
+        weights(lambda w: w.update({"model.layers.3.mlp.experts.2.up_proj.weight": torch.ones(16, 32)})),
+        "1 unexpected keys: model.layers.3.mlp.experts.2.up_proj.weight",
+    ),
+    "fewer experts than configured": (
+        "moe-fused",
+        config(num_local_experts=5),
+        "model.layers.0.mlp.experts.down_proj: got [4, 32, 16], allowed: [5, 32, 16]",
+    ),
     "tokenizer with code": (
         "qwen3",
         lambda f: edit_json(f / "tokenizer_config.json", auto_map={"AutoTokenizer": ["a.B", None]}),
@@ -137,6 +152,19 @@ OPTIONS = {
         "depth_block_size: got 2, allowed: none, preset 'attnres' has no blocks",
     ),
     "block as large as the model": (["--block-size", "8"], "depth_block_size: got 8 with num_hidden_layers = 8"),
+    "block size for blocks of one layer": (
+        ["--preset", "dar-full", "--block-size", "2"],
+        "depth_block_size: got 2, allowed: none, preset 'dar-full' has blocks of one layer",
+    ),
+    "details of states": (
+        ["--preset", "attnres-states", "--set", "depth_detail_bases=[phase]"],
+        "depth_source: got 'state' with details, allowed: 'output'",
+    ),
+    "a field of another residual": (
+        ["--preset", "dar", "--set", "depth_detail_bases=[phase]"],
+        "depth_detail_bases: got ['phase'], allowed: [], it has no meaning for residual_type = 'dual_stream'",
+    ),
+    "equal write gates": (["--preset", "dar", "--set", "dual_write_asymmetry=0"], "dual_write_asymmetry: got 0, allowed: between 0 and 1"),
     "heads": (["--heads", "5"], "depth_num_heads: got 5, allowed: a divisor of hidden_size = 32"),
     "heads without reads": (["--preset", "standard", "--heads", "2"], "num_heads: got 2, allowed: 1"),
     "unknown field": (["--set", "depth_sorce=state"], "depth_sorce: unknown field, nearest: depth_source"),

@@ -9,8 +9,9 @@ import pytest
 from conversion_helpers import edit_json
 from huggingface_hub import ModelCard
 
-from depthroute import DepthRouteConfig, convert
+from depthroute import PRESETS, DepthRouteConfig, convert
 from depthroute.errors import Refused
+from depthroute_conversion.card import sections_of, template, topics_of
 
 
 @pytest.fixture
@@ -79,6 +80,55 @@ def test_the_command_on_the_card_repeats_the_conversion(originals, tmp_path, mon
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
         tmp_path / "again" / "model.safetensors"
     ).read_bytes()
+
+
+# a phrase of each section, and the presets (with options) on whose card it stands
+SECTIONS = {
+    "The residual is the standard one": {"standard"},
+    "The reads are anchored": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe"},
+    "The reads are plain": {"plain"},
+    "softmax p over what earlier depths wrote": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "plain"},
+    "### Value route": {"rd-attnres"},
+    "### Details": {"wav"},
+    "Two streams run through depth": {"dar", "moe"},
+    "hyper_num_streams": {"mhc"},
+    "its learned scale": {"rezero", "layerscale", "rezero plain"},
+    "The scales start at one": {"rezero", "layerscale"},
+    "The scales start at the paper's small values": {"rezero plain"},
+    "### Experts": {"moe"},
+    "output_routing": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "plain"},
+}
+CARDS = {
+    **{name: ("qwen3", name, {}) for name in PRESETS if name not in ("attnres-block", "attnres-states", "dar-full")},
+    "moe": ("moe", "dar", {}),
+    "plain": ("qwen3", "attnres-block", {"anchored": False}),
+    "rezero plain": ("qwen3", "rezero", {"anchored": False}),
+}
+
+
+@pytest.fixture(scope="module")
+def cards(originals, tmp_path_factory):
+    root, texts = tmp_path_factory.mktemp("cards"), {}
+    for card, (source, preset, options) in CARDS.items():
+        convert(originals[source], root / card, preset, verify=False, **options)
+        texts[card] = (root / card / "README.md").read_text()
+    return texts
+
+
+@pytest.mark.parametrize("phrase", SECTIONS)
+def test_a_section_stands_where_it_applies(phrase, cards):
+    assert {card for card, text in cards.items() if phrase in text} == SECTIONS[phrase]
+
+
+def test_no_section_is_without_a_topic_and_no_mark_is_left(cards):
+    reached = {topic for _, preset, options in CARDS.values() for topic in topics_of(config_of(preset, **options))}
+    assert sections_of(template()) - {"experts"} <= reached
+    for text in cards.values():
+        assert "<!--" not in text and "$" not in text and "\n\n\n" not in text.split("# Conversion")[0]
+
+
+def config_of(preset: str, anchored: bool = True) -> DepthRouteConfig:
+    return DepthRouteConfig.from_preset(preset, depth_anchored=anchored)
 
 
 def test_a_source_card_without_metadata_is_ignored(copy_of, tmp_path):
