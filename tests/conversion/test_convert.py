@@ -89,11 +89,14 @@ def test_experts_keep_their_layout(originals, converted, tmp_path):
 
 
 def test_a_changed_expert_is_named_in_either_layout(originals, converted, tmp_path):
-    for name, key in (("moe", "experts.2.up_proj.weight"), ("moe-fused", "experts.gate_up_proj")):
-        folder = Path(shutil.copytree(converted(name, "dar"), tmp_path / name))
+    changes = {
+        "moe": lambda w: w["model.layers.3.mlp.experts.2.up_proj.weight"][-1].fill_(0.1),
         # the last row of expert 2 belongs to its up_proj
-        row = (lambda tensor: tensor[-1]) if name == "moe" else (lambda tensor: tensor[2, -1])
-        edit_weights(folder, lambda w: row(w[f"model.layers.3.mlp.{key}"]).fill_(0.1))
+        "moe-fused": lambda w: w["model.layers.3.mlp.experts.gate_up_proj"][2, -1].fill_(0.1),
+    }
+    for name, change in changes.items():
+        folder = Path(shutil.copytree(converted(name, "dar"), tmp_path / name))
+        edit_weights(folder, change)
         found = verify(originals["moe"], folder)
         assert found.changed == ["model.layers.3.mlp.experts.2.up_proj.weight"], name
 

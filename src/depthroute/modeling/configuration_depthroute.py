@@ -200,7 +200,8 @@ class DepthRouteConfig(Qwen3Config):
         hyper_num_streams: mHC's n ≥ 2.
         depth_backend: "auto" or "reference": which implementation of the depth read runs.
         qk_norm: False hosts backbones without query and key norms (Llama-style).
-        num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own.
+        num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own;
+            `router_aux_loss_coef` is 0.001 unless given, and 0 for a dense model.
 
     Raises:
         ValueError: an unknown name under this family's prefixes, with the nearest ones.
@@ -243,7 +244,7 @@ class DepthRouteConfig(Qwen3Config):
     mlp_only_layers: list[int] = field(default_factory=list)
     norm_topk_prob: bool = False
     output_router_logits: bool = False
-    router_aux_loss_coef: float = 0.001
+    router_aux_loss_coef: float | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = family_fields()
@@ -251,6 +252,9 @@ class DepthRouteConfig(Qwen3Config):
             if name.startswith(FAMILY_PREFIXES):
                 raise ValueError(f"{name}: unknown field, nearest: {nearest_names(name, own)}")
         super().__post_init__(**kwargs)
+        if self.router_aux_loss_coef is None:
+            # not Qwen3-MoE's 0.001 for a dense model: libraries take a coefficient for the mark of an expert router
+            self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         self.auto_map = dict(AUTO_MAP)
 
     def is_sparse(self, layer_idx: int) -> bool:
