@@ -50,7 +50,7 @@ def test_cosines_are_those_of_the_sources(preset, graft):
     keep = Keep()
     observe(model, [batch], [keep])
     found = source_similarity(model, [batch])
-    names = [read_name(model.config, s) for s in live_reads(model.config)]
+    names = [f"model.{read_name(model.config, s)}" for s in live_reads(model.config)]
     assert list(found) == (["stream 0", "stream 1"] if preset == "dar" else ["main"])
     for stream, similarities in found.items():
         assert list(similarities) == names

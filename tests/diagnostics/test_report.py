@@ -159,6 +159,9 @@ def test_report_of_two_streams_holds_everything(two_streams):
     for name, value in report["summary"].items():
         assert name in text and f"{value:.4g}" in text
     assert {read["route"] for read in report["reads"]} == {"stream 0", "stream 1"}
+    named = [(read["name"], read["sources"]) for read in report["reads"] if read["route"] == "stream 0"]
+    similarity = [one for one in report["source_similarity"] if one["stream"] == "stream 0"]
+    assert [(one["name"], one["sources"]) for one in similarity] == named
     assert len(report["rescue_gain"]["hidden"]) == 2 and report["stream_cka"]["sublayers"] == list(range(9))
 
 

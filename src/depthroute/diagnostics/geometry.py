@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..modeling.depth_schedule import read_name, source_labels
+from ..modeling.depth_schedule import source_labels
 from ..modeling.residual_base import Residual, ResidualState, RoutingRecord
 from .metrics import HsicSum
 from .observe import Observer, observe, offered_sources, stream_states
@@ -65,6 +65,7 @@ class SimilarityObserver(Observer):
             sums[s] = sums[s] + total if s in sums else total
 
     def end(self, routing: RoutingRecord) -> None:
+        self.names = list(routing)  # of the same reads, in the same order
         self.known, self.held = {}, {}
 
     def _sum(self, first: Tensor, second: Tensor) -> float:
@@ -74,8 +75,8 @@ class SimilarityObserver(Observer):
     def result(self) -> dict[str, dict[str, SourceSimilarity]]:
         return {
             stream: {
-                read_name(self.config, s): _similarity(source_labels(self.config, s), total / self.tokens)
-                for s, total in sums.items()
+                name: _similarity(source_labels(self.config, s), total / self.tokens)
+                for name, (s, total) in zip(self.names, sums.items())
             }
             for stream, sums in self.sums.items()
         }
@@ -95,7 +96,7 @@ def source_similarity(model: Any, batches: Iterable[dict[str, Any]]) -> dict[str
 
     Returns:
         By stream (`main`; of two streams `stream 0` and `stream 1`, each with its own entries, whichever of keys and values
-        they serve as), then by the read's module path inside the decoder. A learned null source is left out. Empty where
+        they serve as), then by module path (`model.layers.3.attn_read`). A learned null source is left out. Empty where
         there are no depth reads.
     """
     observer = SimilarityObserver()

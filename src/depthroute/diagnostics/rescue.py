@@ -160,7 +160,7 @@ def rescue_gain(model: Any, pairs: Iterable[tuple[dict[str, Any], dict[str, Any]
             for index, kept in enumerate(kept_sets):
                 hidden = final_hidden_states(model, batch, other, kept)
                 own = hidden if own is None else own
-                squares[index] += (hidden - own)[keep].double().square().sum().item()
+                squares[index] += (hidden.double() - own.double())[keep].square().sum().item()
                 if head is not None and ids is not None:
                     losses[index] += _loss_sum(head, hidden, ids, keep)
     finally:
