@@ -56,7 +56,7 @@ def presets() -> None:
 
 @app.command()
 def convert(
-    source: str = typer.Argument(metavar="SRC", help="Model folder, .gguf file or hub id (Qwen3 or Llama)."),
+    source: str = typer.Argument(metavar="SRC", help="Model folder, .gguf file or hub id (Qwen3, Qwen3-MoE or Llama)."),
     out: Path = typer.Argument(metavar="OUT", help="Folder to write."),
     preset: str = typer.Option("delta-block", help="See `depthroute presets`."),
     block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
@@ -91,7 +91,7 @@ def convert(
 def verify(
     source: str = typer.Argument(metavar="SRC", help="What the folder was converted from."),
     out: Path = typer.Argument(metavar="OUT", help="The converted folder."),
-    allow_gap: bool = typer.Option(False, "--allow-gap", help="Accept a plain conversion's gap at step 0."),
+    allow_gap: bool = typer.Option(False, "--allow-gap", help="Accept a gap at step 0 where equality is not promised (plain, mhc)."),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the figures here too."),
 ) -> None:
     """Compare a converted folder with its source: exit code 0 if bitwise equal, 1 if not."""
@@ -263,7 +263,7 @@ def bench(
     intermediate: int = typer.Option(768, help="Width of the MLP."),
     vocab: int = typer.Option(1024, help="Size of the vocabulary."),
     block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
-    depth_heads: int = typer.Option(1, help="Depth heads; they divide the width."),
+    depth_heads: int = typer.Option(1, help="Depth heads, for presets with depth reads; they divide the width."),
     anchored: bool = typer.Option(False, "--anchored", help="Measure anchored reads."),
     batch: int = typer.Option(2, help="Sequences of a step."),
     tokens: int = typer.Option(256, help="Tokens of a sequence, and in the cache before decoding."),
