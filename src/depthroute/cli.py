@@ -91,7 +91,9 @@ def convert(
 def verify(
     source: str = typer.Argument(metavar="SRC", help="What the folder was converted from."),
     out: Path = typer.Argument(metavar="OUT", help="The converted folder."),
-    allow_gap: bool = typer.Option(False, "--allow-gap", help="Accept a gap at step 0 where equality is not promised (plain, mhc)."),
+    allow_gap: bool = typer.Option(
+        False, "--allow-gap", help="Accept a gap at step 0 where equality is not promised (plain, mhc)."
+    ),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the figures here too."),
 ) -> None:
     """Compare a converted folder with its source: exit code 0 if bitwise equal, 1 if not."""
