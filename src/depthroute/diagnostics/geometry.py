@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..modeling.depth_schedule import source_labels
-from ..modeling.residual_base import Residual, ResidualState, RoutingRecord
+from ..modeling.residual_base import Residual, ResidualState, RoutingWeights
 from .metrics import HsicSum
 from .observe import Observer, observe, offered_sources, stream_states
 
@@ -64,7 +64,7 @@ class SimilarityObserver(Observer):
             sums = self.sums.setdefault(stream, {})
             sums[s] = sums[s] + total if s in sums else total
 
-    def end(self, routing: RoutingRecord) -> None:
+    def end(self, routing: dict[str, RoutingWeights]) -> None:
         self.names = list(routing)  # of the same reads, in the same order
         self.known, self.held = {}, {}
 
@@ -138,7 +138,7 @@ class CKAObserver(Observer):
         if states:
             self.states[s] = states
 
-    def end(self, routing: RoutingRecord) -> None:
+    def end(self, routing: dict[str, RoutingWeights]) -> None:
         self.sublayers = list(self.states)
         by_stream = [tensor for stream in zip(*self.states.values()) for tensor in stream]
         self.states = {}
