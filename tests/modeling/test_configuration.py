@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from conftest import tiny_config, tiny_qwen3_config
+from conftest import QUERY_PRESETS, tiny_config, tiny_qwen3_config
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
@@ -23,7 +23,7 @@ def test_defaults_are_plain_delta():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_its_fields_and_survives_json(preset, tmp_path):
-    config = tiny_config(preset, depth_num_heads=2)
+    config = tiny_config(preset, **({"depth_num_heads": 2} if preset in QUERY_PRESETS else {}))
     assert config.preset_name == preset
     for name, value in PRESETS[preset].fields.items():
         assert getattr(config, name) == value
@@ -124,7 +124,7 @@ def test_folders_that_are_no_backbone(tmp_path):
     with pytest.raises(ValueError, match="config.json: FileNotFoundError, allowed: a readable model configuration"):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="model_type: got 'gpt2', allowed: qwen3, llama, depthroute"):
+    with pytest.raises(ValueError, match="model_type: got 'gpt2', allowed: qwen3, qwen3_moe, llama, depthroute"):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
 
 
@@ -134,3 +134,15 @@ def test_pipeline_parallelism_is_refused_by_name(tmp_path):
     assert not model._pp_plan
     with pytest.raises(ValueError, match="pp_size: got 2, allowed: 1, DepthRouteForCausalLM does not support pipeline"):
         DepthRouteForCausalLM.prepare_distribute_model({"pp_size": 2})
+
+
+def test_another_depth_than_the_backbone_s():
+    config = DepthRouteConfig.from_preset("delta-block", base=tiny_qwen3_config(), num_hidden_layers=4)
+    assert (len(config.layer_types), config.depth_block_size) == (4, 1)
+
+
+def test_fields_set_after_construction_are_checked_when_the_model_is_built():
+    config = tiny_config("delta-block")
+    config.depth_block_size = 99
+    with pytest.raises(StrictDataclassError, match="depth_block_size"):
+        DepthRouteForCausalLM(config)

@@ -205,3 +205,43 @@ def test_no_unused_parameters(preset, graft, token_ids):
     model = graft(preset).train()
     model(token_ids, labels=token_ids).loss.backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_routing_survives_hooks_that_rebuild_a_layer_s_arguments(graft, token_ids):
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    model = graft("attnres-block")
+    expected = model(token_ids, output_routing=True).routing
+    for layer in model.model.layers:
+        add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    routing = model(token_ids, output_routing=True).routing
+    assert routing.keys() == expected.keys() and len(routing) == 16
+    assert all(torch.equal(read.weights, expected[name].weights) for name, read in routing.items())
+
+
+def test_a_hook_that_returns_the_stream_alone_is_refused(graft, token_ids):
+    model = graft("delta")
+    hook = model.model.layers[2].register_forward_hook(lambda module, inputs, output: output[0])
+    with pytest.raises(ValueError, match="layer 2: returned 1 tensors, allowed: 3, the stream first"):
+        model(token_ids)
+    hook.remove()
+    # steering: the stream moved, the rest kept
+    plain = model(token_ids).logits
+    model.model.layers[2].register_forward_hook(lambda module, inputs, output: (output[0] + 1, *output[1:]))
+    assert not torch.equal(model(token_ids).logits, plain)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attention_backends_are_upstream_s(implementation, graft, stock, token_ids):
+    from copy import deepcopy
+
+    model, base = graft("delta-block", depth_anchored=True), deepcopy(stock)
+    for loaded in (model, base):
+        loaded.set_attn_implementation(implementation)
+        assert loaded.config._attn_implementation == implementation
+    assert torch.equal(model(token_ids).logits, base(token_ids).logits)
+    if implementation == "eager":
+        output = model(token_ids, output_attentions=True)
+        expected = base(token_ids, output_attentions=True)
+        assert len(output.attentions) == 8
+        assert all(torch.equal(a, b) for a, b in zip(output.attentions, expected.attentions))

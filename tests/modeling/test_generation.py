@@ -92,6 +92,12 @@ def test_routing_in_generate(model, token_ids):
         model.generate(token_ids, output_routing=True, **GREEDY)
 
 
+def test_routing_in_assisted_decoding(model, stock, token_ids):
+    prompt = token_ids[:1]
+    output = model.generate(prompt, assistant_model=stock, output_routing=True, return_dict_in_generate=True, **GREEDY)
+    assert torch.equal(output.sequences, model.generate(prompt, **GREEDY)) and output.routing
+
+
 def test_sampling_is_reproducible(model, token_ids):
     options = {**GREEDY, "do_sample": True}
     torch.manual_seed(3)

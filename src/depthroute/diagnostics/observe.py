@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modeling.depth_schedule import read_count, read_sources
-from ..modeling.residual_base import Reading, Residual, ResidualState, RoutingRecord
+from ..modeling.residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
 
 
 class ResidualProxy(Residual):
@@ -69,7 +69,7 @@ class Observer:
     def write(self, s: int, update: Tensor) -> None:
         """Sublayer `s` writes u_s [B, T, D]."""
 
-    def end(self, routing: RoutingRecord) -> None:
+    def end(self, routing: dict[str, RoutingWeights]) -> None:
         """The forward pass is over; `routing` is the model's `out.routing`."""
 
 

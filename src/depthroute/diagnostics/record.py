@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..modeling.residual_base import RoutingRecord, RoutingWeights
+from ..modeling.residual_base import RoutingWeights
 from .observe import Observer, observe
 
 
@@ -56,7 +56,7 @@ class RoutingRecorder(Observer):
     def begin(self, keep: Tensor) -> None:
         self.keep = keep
 
-    def end(self, routing: RoutingRecord) -> None:
+    def end(self, routing: dict[str, RoutingWeights]) -> None:
         for name, read in routing.items():
             self.sources[name] = read.sources
             for route, weights in split_routes(read, self.streams, self.heads).items():

@@ -188,7 +188,7 @@ class DepthRouteConfig(Qwen3Config):
         depth_value_route: what attention's values read: "shared" (as queries and keys), "decoupled" (a query of their own,
             RD-AttnRes), or its controls "average" (half the sum of both routes feeds all three) and "uniform" (Frozen-V).
         depth_detail_bases: WAV's details of a block: of "phase" (attention − MLP) and "split" (first half − second half).
-        depth_detail_bias: initial logit bias of details, rounded to bfloat16.
+        depth_detail_bias: initial logit bias of details (b⁰, rounded to the bias parameter's dtype).
         depth_detail_max_scale: cap of the RMS matching of details, > 0.
         depth_value_projection: a learned projection of the values, the identity at the start (DAR's SepV control).
         depth_null_source: one more, learned source, zero at the start (the released Delta code's form).
@@ -198,7 +198,8 @@ class DepthRouteConfig(Qwen3Config):
         dual_transport_init: r, ρ = σ(r).
         dual_write_asymmetry: in (0, 1): write gates start at 1 ± this.
         hyper_num_streams: mHC's n ≥ 2.
-        depth_backend: "auto" or "reference": which implementation of the depth read runs.
+        depth_backend: which implementation of the depth read runs: "auto", the fastest there is (in this release the
+            reference), or "reference".
         qk_norm: False hosts backbones without query and key norms (Llama-style).
         num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own;
             `router_aux_loss_coef` is 0.001 unless given, and 0 for a dense model.
@@ -396,6 +397,8 @@ class DepthRouteConfig(Qwen3Config):
             )
         backbone = read_backbone_config(base) if isinstance(base, (str, Path)) else base
         inherited = {} if backbone is None else backbone_fields(backbone)
+        if "num_hidden_layers" in values:
+            inherited.pop("layer_types", None)  # one entry per layer of the backbone: derived anew
         settings = {**inherited, **deepcopy(preset.fields), **values}
         if preset.blocks == "always" and settings.get("depth_block_size") is None:
             layers = settings.get("num_hidden_layers", cls.num_hidden_layers)

@@ -24,7 +24,14 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MoeCausalLMOutputWithPast,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3ForCausalLM,
@@ -42,7 +49,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
-from .residual_base import Residual, RoutingRecord
+from .residual_base import Residual, RoutingRecord, RoutingWeights
 from .residual_baselines import HyperConnectionResidual, HyperRead, ScaledResidual
 from .residual_depth_attention import DepthAttentionResidual, DepthRead
 from .residual_dual_stream import DualRead, DualStreamResidual
@@ -216,7 +223,7 @@ class DepthRouteModelOutputWithPast(BaseModelOutputWithPast):
     """
 
     router_logits: tuple[Tensor, ...] | None = None
-    routing: RoutingRecord | None = None
+    routing: dict[str, RoutingWeights] | None = None
 
 
 class DepthRouteModel(DepthRoutePreTrainedModel):
@@ -228,6 +235,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
     """
 
     def __init__(self, config: DepthRouteConfig):
+        config.validate()  # fields may have been set since the configuration was made
         super().__init__(config)
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
@@ -264,7 +272,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             position_ids: [B, T] or [1, T].
             cache: the KV cache (`past_key_values` before transformers 5.24). Routing is per token and keeps nothing in it.
             output_routing: return every live read's weights.
-            routing: a dict to note them in, for callers that wrap this model.
+            routing: where to note them, for callers that wrap this model.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`.
@@ -279,7 +287,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             past = cache.get_seq_length() if cache is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         if output_routing and routing is None:
-            routing = {}
+            routing = RoutingRecord()
 
         state = self.residual.start(inputs_embeds)
         layer_kwargs = {
@@ -299,7 +307,9 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
 
         hidden_states = self.norm(self.residual.finish(state, self.final_read, routing))
         return DepthRouteModelOutputWithPast(
-            last_hidden_state=hidden_states, routing=routing, **{CACHE_NAME: cache if use_cache else None}
+            last_hidden_state=hidden_states,
+            routing=None if routing is None else routing.reads,
+            **{CACHE_NAME: cache if use_cache else None},
         )
 
     def _attention_masks(self, attention_mask: Any, embeds: Tensor, cache: Any, position_ids: Tensor) -> dict[str, Any]:
@@ -319,6 +329,51 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
         return {kind: make_mask[kind](**arguments) for kind in dict.fromkeys(self.config.layer_types)}
 
 
+@dataclass
+class DepthRouteCausalLMOutputWithPast(CausalLMOutputWithPast):
+    """A language model's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteMoeCausalLMOutputWithPast(MoeCausalLMOutputWithPast):
+    """A language model's output with sparse experts and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteSequenceClassifierOutputWithPast(SequenceClassifierOutputWithPast):
+    """A sequence classifier's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteTokenClassifierOutput(TokenClassifierOutput):
+    """A token classifier's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteQuestionAnsweringModelOutput(QuestionAnsweringModelOutput):
+    """A question answering model's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+ROUTED_OUTPUTS: dict[type, type] = {
+    CausalLMOutputWithPast: DepthRouteCausalLMOutputWithPast,
+    MoeCausalLMOutputWithPast: DepthRouteMoeCausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast: DepthRouteSequenceClassifierOutputWithPast,
+    TokenClassifierOutput: DepthRouteTokenClassifierOutput,
+    QuestionAnsweringModelOutput: DepthRouteQuestionAnsweringModelOutput,
+}
+"""What a head of transformers returns → the same with an entry `routing`."""
+
+
 def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Give the forward of one of transformers' heads the argument `output_routing` and its output the entry `routing`:
     `RoutingWeights` by module path, such as `model.layers.3.attn_read`."""
@@ -330,13 +385,12 @@ def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
         if not output_routing:
             return forward(self, *args, **kwargs)
-        record: RoutingRecord = {}
+        record = RoutingRecord()
         output = forward(self, *args, routing=record, **kwargs)
-        routing = {f"{self.base_model_prefix}.{name}": weights for name, weights in record.items()}
+        routing = {f"{self.base_model_prefix}.{name}": weights for name, weights in record.reads.items()}
         if isinstance(output, tuple):
             return (*output, routing)
-        output["routing"] = routing
-        return output
+        return ROUTED_OUTPUTS[type(output)](**output, routing=routing)
 
     call.__signature__ = signature.replace(parameters=[*arguments, option, rest])  # type: ignore[attr-defined]
     return call
@@ -375,14 +429,22 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
         """
         if not output_routing:
             return super().generate(*args, **kwargs)
-        steps: list[RoutingRecord] = []
-        hook = self.register_forward_hook(lambda module, inputs, output: steps.append(output["routing"]))
-        try:
-            output = super().generate(*args, output_routing=True, **kwargs)
-        finally:
-            hook.remove()
-        if isinstance(output, Tensor):
+        settings = kwargs.get("generation_config") or self.generation_config
+        if not kwargs.get("return_dict_in_generate", settings.return_dict_in_generate):
             raise ValueError("return_dict_in_generate: got False, allowed: True where output_routing is asked for")
+        steps: list[dict[str, RoutingWeights]] = []
+        # not through the model's arguments: `generate` would hand them to an assistant as well
+        hooks = (
+            self.register_forward_pre_hook(
+                lambda module, args, kwargs: (args, {**kwargs, "output_routing": True}), with_kwargs=True
+            ),
+            self.register_forward_hook(lambda module, args, output: steps.append(output["routing"])),
+        )
+        try:
+            output = super().generate(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         output["routing"] = tuple(steps)
         return output
 

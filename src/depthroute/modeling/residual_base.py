@@ -59,7 +59,18 @@ class RoutingWeights(NamedTuple):
     value_weights: Tensor | None = None
 
 
-RoutingRecord = dict[str, RoutingWeights]
+class RoutingRecord:
+    """Where the reads of one forward note their weights, by module path.
+
+    An object of its own and no dict: what moves a layer's arguments between devices rebuilds dicts, and what was noted in
+    the copy would be lost.
+    """
+
+    def __init__(self) -> None:
+        self.reads: dict[str, RoutingWeights] = {}
+
+    def note(self, name: str, weights: RoutingWeights) -> None:
+        self.reads[name] = weights
 
 
 class Reading(NamedTuple):
@@ -132,7 +143,21 @@ class Residual(ABC):
         """What a layer returns: the new carry, and only those history entries that it added."""
         return (*after.carry, *after.history[len(before.history) :])
 
+    def history_size(self, s: int) -> int:
+        """How many tensors the history holds before sublayer `s`."""
+        return 0
+
     def advance(self, before: ResidualState, changes: Sequence[Tensor], s: int) -> ResidualState:
-        """The state before sublayer `s` out of the previous state and a layer's `changes`."""
+        """The state before sublayer `s` out of the previous state and a layer's `changes`.
+
+        Raises:
+            ValueError: another number of tensors than the layer has to return, as after a hook that returns the stream alone.
+        """
         size = self.carry_size(s)
+        expected = size + self.history_size(s) - len(before.history)
+        if len(changes) != expected:
+            raise ValueError(
+                f"layer {s // 2 - 1}: returned {len(changes)} tensors, allowed: {expected}, the stream first and then what "
+                "later reads need (a forward hook has to keep them)"
+            )
         return ResidualState(tuple(changes[:size]), (*before.history, *changes[size:]))

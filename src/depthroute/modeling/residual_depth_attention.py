@@ -41,12 +41,6 @@ class ReadParameters(NamedTuple):
     value_proj: Tensor | None
 
 
-def initial_detail_bias(config: Any) -> float:
-    """b⁰ of a detail: `depth_detail_bias`, rounded to bfloat16, which wider dtypes hold too. An anchored read is then exact
-    at its start whatever dtype the bias has gone through."""
-    return torch.tensor(config.depth_detail_bias, dtype=torch.bfloat16, device="cpu").item()
-
-
 class DepthRead(nn.Module):
     """The parameters of one depth read: `query` [D] (zero at the start), `key_norm` γ [D] (one), `value_query` q^V [D]
     (zero; RD-AttnRes), `detail_bias` [bases] (`depth_detail_bias`; WAV), `value_proj` [D, D] (identity; DAR's SepV control)
@@ -66,7 +60,7 @@ class DepthRead(nn.Module):
         bases = config.depth_detail_bases
         self.bases = [bases.index(source.basis) if source.basis else -1 for source in read_sources(config, s)]
         self.bases += [-1] * config.depth_null_source
-        self.initial_detail_bias = initial_detail_bias(config)
+        self.initial_detail_bias = config.depth_detail_bias
         has_details = any(basis >= 0 for basis in self.bases)
         is_attention = s % 2 == 0 and s < 2 * config.num_hidden_layers
         routes_values = is_attention and config.depth_value_route in ("decoupled", "average")
@@ -89,6 +83,7 @@ class DepthRead(nn.Module):
             basis = torch.tensor(self.bases, device=stream.device)
             is_detail = basis >= 0
             learned = self.detail_bias.to(dtype)[basis.clamp(min=0)]
+            # rounded like the parameter: the start must be exactly the parameter's start
             initial = torch.full_like(self.detail_bias, self.initial_detail_bias).to(dtype)[basis.clamp(min=0)]
             bias = torch.where(is_detail, learned, torch.zeros_like(learned))
             prior_bias = torch.where(is_detail, initial, torch.zeros_like(initial))
@@ -145,7 +140,6 @@ class DepthAttentionResidual(Residual):
         self.unit = unit_sublayers(config)
         self.over_states = config.depth_source == "state"
         self.replaces = config.depth_combine == "replace"
-        self.detail_bias = initial_detail_bias(config)
         # a replacing read is the branch's whole input, and anchored it is multiplied by the number of sources; the papers'
         # hundredfold rates cause loss spikes
         self.routing_learning_rate_factor = 2.0 if self.replaces else 10.0
@@ -158,6 +152,9 @@ class DepthAttentionResidual(Residual):
 
     def carry_size(self, s: int) -> int:
         return 1 if self.over_states or s % self.unit == 0 else 2 + len(self.config.depth_detail_bases)
+
+    def history_size(self, s: int) -> int:
+        return len(history_sources(self.config, s))
 
     def start(self, embedding: Tensor) -> ResidualState:
         return ResidualState((embedding,), (embedding,))
@@ -197,7 +194,7 @@ class DepthAttentionResidual(Residual):
         gain = 1.0
         if config.depth_anchored and self.replaces and not self.over_states:
             # 1 / p⁰ of a source that is no detail: with it the read is `gain` times the plain one
-            gain = len(sources) - details + details * math.exp(self.detail_bias)
+            gain = len(sources) - details + details * math.exp(config.depth_detail_bias)
 
         base = state.stream if config.depth_anchored or not self.replaces else None
 
@@ -227,9 +224,8 @@ class DepthAttentionResidual(Residual):
         elif config.depth_value_route == "uniform" and s % 2 == 0 and s < 2 * config.num_hidden_layers:
             value_read, value_weights = mix(torch.zeros_like(parameters.query), parameters.prior_bias)
         if record is not None:
-            record[read_name(config, s)] = RoutingWeights(
-                labels, weights.detach(), None if value_weights is None else value_weights.detach()
-            )
+            noted = RoutingWeights(labels, weights.detach(), None if value_weights is None else value_weights.detach())
+            record.note(read_name(config, s), noted)
         if config.depth_value_route == "average" and value_read is not None:
             return Reading((read + value_read) / 2)
         return Reading(read, value_read)

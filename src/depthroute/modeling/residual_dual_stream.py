@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .depth_ops import depth_mix, statistics_dtype
-from .depth_schedule import read_name, read_sources, source_labels, unit_sublayers
+from .depth_schedule import history_sources, read_name, read_sources, source_labels, unit_sublayers
 from .residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
 
 
@@ -111,6 +111,9 @@ class DualStreamResidual(Residual):
     def carry_size(self, s: int) -> int:
         return 1 if s % self.unit == 0 else 3
 
+    def history_size(self, s: int) -> int:
+        return 2 * len(history_sources(self.config, s))
+
     def start(self, embedding: Tensor) -> ResidualState:
         return ResidualState((embedding,), (embedding, embedding))
 
@@ -159,7 +162,7 @@ class DualStreamResidual(Residual):
         if record is not None:
             both_weights = torch.stack(weights).detach()
             both_weights = both_weights.squeeze(-1) if config.depth_num_heads == 1 else both_weights
-            record[read_name(config, s)] = RoutingWeights(source_labels(config, s), both_weights)
+            record.note(read_name(config, s), RoutingWeights(source_labels(config, s), both_weights))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
