@@ -98,7 +98,7 @@ def measure(
         documents: of each lm-eval task; None: all.
         progress: wraps the windows, for a progress bar; lm-eval draws its own.
     """
-    result = evaluate(model, [CHOICE, RUNNING_TEXT], batch_size=8, limit=documents, tokenizer=tokenizer)
+    result = evaluate(model, [CHOICE, RUNNING_TEXT], batch_size=4, limit=documents, tokenizer=tokenizer)
     choice = sorted(result["samples"][CHOICE], key=lambda item: item["doc_id"])
     running = sorted(result["samples"][RUNNING_TEXT], key=lambda item: item["doc_id"])
     totals = [item["bits_per_byte"] for item in running]  # log-likelihood in nats, and bytes

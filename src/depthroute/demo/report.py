@@ -184,9 +184,9 @@ def _done(report: dict[str, Any]) -> str:
         ),
         "Fine-tuning": (
             f"{settings['steps']} steps of {settings['batch']} x {settings['tokens']} tokens, AdamW, peak learning rate "
-            f"{settings['learning_rate']:g} (routing: {'none' if routing_rate is None else f'{routing_rate:g}'}), float32 "
-            f"weights, {'bfloat16' if settings['bf16'] else 'float32'} products, seed {settings['seed']}; the unconverted "
-            f"model on the same batches as the control. {converted['seconds']:.0f} s for the conversion, "
+            f"{settings['learning_rate']:g} (routing: {'none' if routing_rate is None else f'{routing_rate:g}'}), float32, "
+            f"seed {settings['seed']}; the unconverted model on the same batches as the control. "
+            f"{converted['seconds']:.0f} s for the conversion, "
             f"{control['seconds']:.0f} s for the control."
         ),
         "Time and memory": (

@@ -287,7 +287,6 @@ def fine_tune(
             lr_scheduler_type="cosine",
             warmup_steps=max(1, steps // 10),
             weight_decay=0.01,
-            bf16=settings.bf16,
             seed=settings.seed,
             logging_steps=max(1, steps // 12),
             logging_first_step=True,
@@ -330,9 +329,7 @@ def forecast(model: Any, windows: Tensor, settings: DemoSettings, so_far: float,
     times = []
     for _ in range(2):
         begin = perf_counter()
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.bf16):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         times.append(perf_counter() - begin)
         model.zero_grad(set_to_none=True)
     begin = perf_counter()
