@@ -8,6 +8,7 @@ Opening a source checks all that can be known without reading its weights. No co
 import json
 import re
 import shutil
+import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -275,7 +276,7 @@ def _load_gguf(path: Path) -> PreTrainedModel:
         )
     except ImportError as error:
         raise Refused(f"{path}: reading .gguf files needs the package gguf: {one_line(error)}") from error
-    except (ValueError, OSError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct.error) as error:
         raise Refused(f"{path}: transformers cannot load it: {type(error).__name__}: {one_line(error)}") from error
     stock = STOCK_CLASSES.get(model.config.model_type)
     if type(model) is not stock:

@@ -126,9 +126,22 @@ def promises_equality(config: DepthRouteConfig) -> bool:
 
 
 def meta_model(config: DepthRouteConfig) -> DepthRouteForCausalLM:
-    """The model without memory for its parameters."""
-    with torch.device("meta"):
-        return DepthRouteForCausalLM(config)
+    """The model without memory for its parameters.
+
+    Raises:
+        Refused: a value of the configuration that only building finds out about: an activation or a rope type that there is
+            none of, a number of heads that divides nothing.
+    """
+    try:
+        with torch.device("meta"):
+            return DepthRouteForCausalLM(config)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+        looked_at = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
+        values = ", ".join(f"{name} = {getattr(config, name, None)}" for name in looked_at)
+        raise Refused(
+            f"configuration: no model can be built of it ({type(error).__name__}: {one_line(error)}), "
+            f"got {values}; allowed: values that transformers knows"
+        ) from error
 
 
 def model_shapes(config: DepthRouteConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:

@@ -351,6 +351,6 @@ def main() -> None:
     except CheckFailed as error:
         print(f"depthroute: check failed: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
-    except (Refused, ValueError, OSError, StrictDataclassError) as error:
+    except (Refused, ValueError, OSError, ImportError, StrictDataclassError) as error:
         print(f"depthroute: refused: {one_line(error)}", file=sys.stderr)
         sys.exit(2)

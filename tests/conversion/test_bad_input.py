@@ -142,6 +142,11 @@ SOURCES = {
         lambda f: (f / "tokenizer_config.json").write_text("{"),
         "tokenizer_config.json: got no JSON",
     ),
+    "a tokenizer configuration that is a list": (
+        "qwen3",
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "tokenizer_config.json: got a list, allowed: a tokenizer configuration",
+    ),
 }  # fmt: skip
 
 OPTIONS = {
@@ -175,6 +180,12 @@ OPTIONS = {
     "value of another type": (["--set", "depth_num_heads=two"], "Field 'depth_num_heads' expected int, got str (value: 'two')"),
     "value out of the list": (["--set", "depth_combine=mix"], "Field 'depth_combine' expected one of ('replace', 'add'), got mix"),
     "value out of range": (["--set", "depth_logit_scale=0"], "depth_logit_scale: got 0, allowed: a finite number > 0"),
+    "an activation that there is none of": (["--set", "hidden_act=foo"], "configuration: no model can be built of it (KeyError"),
+    "a rope type that there is none of": (
+        ["--set", "rope_parameters={rope_type: foo, rope_theta: 1e4}"],
+        "rope_parameters = {'rope_type': 'foo'",
+    ),
+    "no key-value heads": (["--set", "num_key_value_heads=0"], "num_key_value_heads = 0"),
     "dtype": (["--dtype", "int8"], "dtype: got 'int8', allowed: float32, bfloat16, float16"),
     "dtype twice": (["--dtype", "float16", "--set", "dtype=float32"], "dtype: got float16 and the field 'float32'"),
 }  # fmt: skip
@@ -214,6 +225,7 @@ def test_option(case, originals, tmp_path, run_cli):
         ("weights.bin", "weights.bin: got a pickle file, allowed: safetensors only"),
         ("one.safetensors", "one.safetensors: got a file, allowed: a model folder"),
         ("text.gguf", "text.gguf: got a file that does not begin with GGUF"),
+        ("cut.gguf", "cut.gguf: transformers cannot load it"),
     ],
 )
 def test_source_that_is_no_folder(name, message, tmp_path, run_cli, monkeypatch):
@@ -221,6 +233,7 @@ def test_source_that_is_no_folder(name, message, tmp_path, run_cli, monkeypatch)
     torch.save({}, tmp_path / "weights.bin")
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
     (tmp_path / "text.gguf").write_text("hello")
+    (tmp_path / "cut.gguf").write_text("GGUF1234")
     left = sorted(os.listdir(tmp_path))
     check_refused(run_cli("convert", name, tmp_path / "out"), message, tmp_path, left)
 

@@ -98,6 +98,7 @@ def test_files_are_replaced_only_when_asked(folder, text, tmp_path, monkeypatch,
         ("binary text", "text.txt: not UTF-8, allowed"),
         ("no tokens", "max_tokens: got 0, allowed: a number ≥ 1"),
         ("long windows", "max_length: got 257, allowed: at most max_position_embeddings = 256"),
+        ("a device", "device: got 'foo', allowed: a device of this machine"),
         ("json nowhere", "its folder does not exist"),
         ("no matplotlib", "matplotlib: not installed, needed here: pip install 'depthroute[plot]'"),
     ],
@@ -116,6 +117,8 @@ def test_refusals_are_one_line_and_write_nothing(change, message, stock, folder,
         extra = ["--max-tokens", 0]
     elif change == "long windows":
         extra = ["--max-length", 257]
+    elif change == "a device":
+        extra = ["--device", "foo"]
     elif change == "json nowhere":
         extra = ["--json", tmp_path / "nowhere" / "x.json"]
     elif change == "no matplotlib":

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`depthroute train`: options, YAML, a run from files to a folder, and what is refused."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -227,6 +228,23 @@ def test_runs_that_are_refused_leave_nothing(change, message, options, tmp_path)
     with pytest.raises(Refused, match=message):
         train(as_arguments({**options, **change}))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "change", "message"),
+    [
+        ("flash_attn", {"attn_implementation": "flash_attention_2"}, "flashattention2"),
+        ("wandb", {"report_to": "wandb"}, "report_to: got 'wandb', allowed: none, or what is installed"),
+        ("deepspeed", {"deepspeed": "absent.json"}, "deepspeed"),
+    ],
+)
+def test_packages_that_are_not_installed_are_named_in_one_line(package, change, message, options, monkeypatch, capsys):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    assert command_line(monkeypatch, "train", *as_arguments({**options, **change})) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("depthroute: refused: ") and message in last.lower()
+    assert not Path(str(options["output_dir"])).exists()
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(options):

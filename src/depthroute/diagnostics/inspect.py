@@ -7,9 +7,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ..device import check_device
 from ..errors import Refused
 from ..extras import require
 from ..files import check_model, check_output_folder, whole_output, write_json
@@ -151,7 +151,7 @@ class _Settings:
         self, max_tokens: int, max_length: int | None, batch_size: int, device: str | None, progress: Progress
     ):
         self.max_tokens, self.max_length, self.batch_size = max_tokens, max_length, batch_size
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = check_device(device)
         self.progress = progress
 
     def check(self, models: list[str | Path], text: str | Path, out: str | Path, overwrite: bool) -> str:

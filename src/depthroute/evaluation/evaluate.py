@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from ..device import check_device
 from ..errors import Refused
 from ..extras import require
 from ..files import check_model
@@ -98,19 +99,17 @@ def evaluate(
         source = model
     manager = task_manager(tasks)
 
-    import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = check_device(device)  # lm-eval takes another one, without a word, for a name that it does not know
     with _without_notes():
         lm = HFLM(
             pretrained=source,
             backend="causal",
             tokenizer=tokenizer,
-            device=_check_device(device),
+            device=device,
             dtype=_check_dtype(dtype),
             batch_size=batch_size,
             max_batch_size=max_batch_size,
@@ -162,17 +161,6 @@ def _check_numbers(batch_size: int | str, limit: float | None, max_batch_size: i
     for name, value in (("max_batch_size", max_batch_size), ("max_length", max_length)):
         if value is not None and value < 1:
             raise Refused(f"{name}: got {value}, allowed: a number ≥ 1")
-
-
-def _check_device(device: str) -> str:
-    """lm-eval takes another device, without a word, for a name that it does not know."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise Refused(f"device: got {device!r}, allowed: a device of this machine, such as cpu or cuda:0") from error
-    return device
 
 
 def _check_dtype(dtype: str) -> str:
