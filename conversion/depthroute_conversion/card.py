@@ -4,6 +4,7 @@
 
 import json
 import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -45,6 +46,8 @@ def topics_of(config: DepthRouteConfig) -> set[str]:
     routed = config.residual_type in ("depth_attention", "dual_stream")
     scaled = config.residual_type in ("rezero", "layerscale")
     topics = {
+        "preset": config.preset_name in PRESETS,
+        "custom": config.preset_name not in PRESETS,
         "anchored": routed and config.depth_anchored,
         "plain": routed and not config.depth_anchored,
         "scales_at_one": scaled and config.depth_anchored,
@@ -59,7 +62,7 @@ def topics_of(config: DepthRouteConfig) -> set[str]:
 def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: ConversionReport) -> None:
     """Write `README.md` into `folder`. It names no path of this machine."""
     name = Path(report.out).name
-    preset = PRESETS[report.preset]
+    preset = PRESETS.get(report.preset)
     if report.verification is None:
         figures = "The conversion was not verified: run `depthroute verify SOURCE FOLDER`.\n"
     else:
@@ -69,9 +72,9 @@ def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: C
         name=name,
         source=f"[{source.hub_id}](https://huggingface.co/{source.hub_id})" if source.hub_id else f"`{source.label}`",
         preset=report.preset,
-        equation=preset.equation,
-        paper=preset.paper,
-        command=conversion_command(source.label, name, config, report),
+        equation=preset.equation if preset else "",
+        paper=preset.paper if preset else "",
+        command=conversion_command(source.label, name, report),
         fields=_table([("field", "value"), *((f"`{k}`", f"`{getattr(config, k)}`") for k in read_fields(config))]),
         conversion=_table([("", ""), *report.rows()]),
         figures=figures,
@@ -79,19 +82,21 @@ def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: C
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def conversion_command(source: str, out: str, config: DepthRouteConfig, report: ConversionReport) -> str:
+def conversion_command(source: str, out: str, report: ConversionReport) -> str:
     """The command that repeats a conversion, with names in place of paths."""
-    parts = ["depthroute convert", source, out, f"--preset {report.preset}"]
-    if report.requested["dtype"] is not None:
-        parts.append(f"--dtype {report.dtype}")
-    if report.requested["block_size"] is not None:
-        parts.append(f"--block-size {report.requested['block_size']}")
-    if not report.requested["anchored"]:
+    asked = report.requested
+    parts = ["depthroute", "convert", source, out, "--preset", asked["preset"]]
+    if asked["dtype"] is not None:
+        parts += ["--dtype", report.dtype]
+    if asked["block_size"] is not None:
+        parts += ["--block-size", str(asked["block_size"])]
+    if not asked["anchored"]:
         parts.append("--plain")
-    if report.requested["num_heads"] != 1:
-        parts.append(f"--heads {report.requested['num_heads']}")
-    parts += [f"--set '{key}={json.dumps(value)}'" for key, value in report.requested["fields"].items()]
-    return " ".join(parts)
+    if asked["num_heads"] != 1:
+        parts += ["--heads", str(asked["num_heads"])]
+    for key, value in asked["fields"].items():
+        parts += ["--set", f"{key}={json.dumps(value)}"]
+    return shlex.join(parts)
 
 
 def card_metadata(source: Source, report: ConversionReport) -> dict[str, Any]:

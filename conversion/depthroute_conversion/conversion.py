@@ -70,6 +70,7 @@ def convert(
     settings = dict(fields or {})
     out_dtype = _output_dtype(dtype, settings)
     requested = {
+        "preset": preset,
         "dtype": None if out_dtype is None else str(out_dtype).removeprefix("torch."),
         "block_size": block_size,
         "anchored": anchored,
@@ -93,7 +94,7 @@ def convert(
     )
     with steps(4 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
         report = _write(opened, folder, config, model, plan, out_dtype, step)
-        report = replace(report, out=str(target), preset=preset, requested=requested)
+        report = replace(report, out=str(target), requested=requested)
         del model
         if verify:
             verification = replace(compare(opened, folder, step), converted=target.name)

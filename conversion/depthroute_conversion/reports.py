@@ -135,7 +135,7 @@ class ConversionReport:
     Attributes:
         source: the source's label.
         out: the output folder.
-        preset: the preset asked for.
+        preset: the preset that its fields spell: not the one asked for, where a field contradicts that.
         settings: the routing fields that mean something for this residual.
         dtype: the configuration's type.
         copied_tensors, copied_parameters: taken from the source.

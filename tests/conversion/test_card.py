@@ -85,9 +85,18 @@ def test_the_command_on_the_card_repeats_the_conversion(originals, tmp_path, mon
 # a phrase of each section, and the presets (with options) on whose card it stands
 SECTIONS = {
     "The residual is the standard one": {"standard"},
-    "The reads are anchored": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe"},
+    "The reads are anchored": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "custom"},
     "The reads are plain": {"plain"},
-    "softmax p over what earlier depths wrote": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "plain"},
+    "No preset is spelled by its fields": {"custom"},
+    "softmax p over what earlier depths wrote": {
+        "attnres",
+        "delta",
+        "delta-block",
+        "rd-attnres",
+        "wav",
+        "plain",
+        "custom",
+    },
     "### Value route": {"rd-attnres"},
     "### Details": {"wav"},
     "Two streams run through depth": {"dar", "moe"},
@@ -96,13 +105,14 @@ SECTIONS = {
     "The scales start at one": {"rezero", "layerscale"},
     "The scales start at the paper's small values": {"rezero plain"},
     "### Experts": {"moe"},
-    "output_routing": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "plain"},
+    "output_routing": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "plain", "custom"},
 }
 CARDS = {
     **{name: ("qwen3", name, {}) for name in PRESETS if name not in ("attnres-block", "attnres-states", "dar-full")},
     "moe": ("moe", "dar", {}),
     "plain": ("qwen3", "attnres-block", {"anchored": False}),
     "rezero plain": ("qwen3", "rezero", {"anchored": False}),
+    "custom": ("qwen3", "delta-block", {"fields": {"depth_source": "state"}}),
 }
 
 
@@ -127,8 +137,24 @@ def test_no_section_is_without_a_topic_and_no_mark_is_left(cards):
         assert "<!--" not in text and "$" not in text and "\n\n\n" not in text.split("# Conversion")[0]
 
 
-def config_of(preset: str, anchored: bool = True) -> DepthRouteConfig:
-    return DepthRouteConfig.from_preset(preset, depth_anchored=anchored)
+def config_of(preset: str, anchored: bool = True, fields: dict | None = None) -> DepthRouteConfig:
+    return DepthRouteConfig.from_preset(preset, depth_anchored=anchored, **(fields or {}))
+
+
+def test_a_card_states_the_preset_that_its_fields_spell(originals, tmp_path):
+    report = convert(originals["qwen3"], tmp_path / "out", fields={"depth_combine": "replace"}, verify=False)
+    assert report.preset == "attnres-block"
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert PRESETS["attnres-block"].equation in card.text and "x = h + Σ" not in card.text
+    assert "attnres-block" in card.data.tags and "--preset delta-block --set 'depth_combine=" in card.text
+
+
+def test_names_with_spaces_are_quoted_in_the_command(copy_of, tmp_path):
+    source = copy_of("qwen3").rename(tmp_path / "my $model")
+    convert(source, tmp_path / "out; ls", verify=False)
+    text = (tmp_path / "out; ls" / "README.md").read_text()
+    command = next(line.strip() for line in text.splitlines() if line.startswith("    depthroute convert"))
+    assert shlex.split(command)[2:4] == ["my $model", "out; ls"]
 
 
 def test_a_source_card_without_metadata_is_ignored(copy_of, tmp_path):

@@ -3,6 +3,7 @@
 """What a demo run found: numbers as data, a table, sentences, a figure, and the tuned model's card."""
 
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,7 @@ def write_tuned_card(converted: Path, tuned: Path, report: dict[str, Any]) -> No
     """The conversion's card, with what training did to it."""
     card = (converted / "README.md").read_text(encoding="utf-8").replace(converted.name, tuned.name)
     # the command of the conversion made the folder that training started from
-    card = card.replace(f" {tuned.name} --preset", f" {converted.name} --preset")
+    card = card.replace(f" {shlex.quote(tuned.name)} --preset", f" {shlex.quote(converted.name)} --preset")
     settings = report["settings"]
     before = f"This folder is `{converted.name}` after fine-tuning; the verification above is of the start.\n\n"
     facts = (
