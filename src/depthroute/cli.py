@@ -6,9 +6,11 @@ Each command parses its options and calls one function of the package; heavy imp
 0 done, 1 a check failed, 2 refused.
 """
 
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -342,10 +344,16 @@ def demo(
     )
 
 
+def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """An exception, so that half-written folders are cleared away, with the exit code that a shell gives a killed process."""
+    raise SystemExit(128 + signal_number)
+
+
 def main() -> None:
     """Entry point of the `depthroute` command: errors that a user can mend are one line, not a traceback."""
     from huggingface_hub.errors import StrictDataclassError
 
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except CheckFailed as error:
@@ -354,3 +362,5 @@ def main() -> None:
     except (Refused, ValueError, OSError, ImportError, StrictDataclassError) as error:
         print(f"depthroute: refused: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
