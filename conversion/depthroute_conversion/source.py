@@ -6,7 +6,6 @@ Opening a source checks all that can be known without reading its weights. No co
 """
 
 import json
-import re
 import shutil
 import struct
 from abc import ABC, abstractmethod
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +29,7 @@ from transformers import (
 )
 
 from depthroute.errors import Refused, one_line
+from depthroute.files import download, is_hub_id
 from depthroute.modeling.configuration_depthroute import HOSTED_MODEL_TYPES, read_backbone_config
 
 from .keys import KEY_RULES, KeyRules
@@ -44,11 +44,7 @@ STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {
 }
 """By model type: the class whose logits a conversion must keep."""
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "NOTICE*"]
-_HUB_NOT = ["original/*", "onnx/*", "gguf/*", "consolidated*"]
-# the base of the hub's own error is the error of the HTTP client that it uses, which changed between its releases
-_HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
 _LEGAL = ("LICENSE*", "NOTICE*")
 
 
@@ -176,11 +172,13 @@ def open_source(source: str | Path) -> Source:
             unquantized model, or its weights are not whole safetensors.
     """
     path = Path(source).expanduser()
+    if source == "":  # as a path, this folder
+        raise Refused("source: got '', allowed: a model folder, a .gguf file or a hub id")
     if path.is_file():
         return _open_file(path)
     if path.is_dir():
         return _open_folder(path.resolve(), path.resolve().name)
-    if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.endswith(".gguf"):
+    if isinstance(source, str) and is_hub_id(source):
         return _open_hub(source)
     raise Refused(
         f"source: got {str(source)!r}, which does not exist; allowed: a model folder, a .gguf file or a hub id"
@@ -207,16 +205,7 @@ def _open_hub(hub_id: str) -> FolderSource:
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_NOT))
-    except _HUB_ERRORS as error:
-        reason = one_line(error)
-        raise Refused(
-            f"source: got {hub_id!r}, no local folder, and the hub could not give it ({type(error).__name__}: {reason}); "
-            "allowed: a model folder, a .gguf file or the id of a reachable hub model"
-        ) from error
+    return download(hub_id, patterns, "source", "a model folder, a .gguf file")
 
 
 def read_stock_config(folder: Path) -> PreTrainedConfig:
@@ -250,6 +239,8 @@ def read_stock_config(folder: Path) -> PreTrainedConfig:
 def _check_architecture(path: Path, entries: dict) -> None:
     names = [stock.__name__ for stock in STOCK_CLASSES.values()]
     given = entries.get("architectures") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise Refused(f"{path}: architectures: got {given!r}, allowed: a list of one of {', '.join(names)}")
     model_type = entries.get("model_type")
     if model_type == "depthroute":
         raise Refused(f"{path}: model_type: got 'depthroute', already converted; allowed: a stock {' or '.join(names)}")

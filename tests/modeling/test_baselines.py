@@ -120,7 +120,7 @@ def test_mhc_streams_come_apart(streams, graft, token_ids, monkeypatch):
 
     assert spread() < 1e-5
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(8):
+    for _step in range(8):
         optimizer.zero_grad()
         model(token_ids, labels=token_ids).loss.backward()
         optimizer.step()

@@ -222,7 +222,7 @@ def find_base(base: str | None) -> Path | str:
             raise Refused(f"base: got the file {base}, allowed: a model folder, a .gguf file or a hub id")
         require("gguf", "demo")
         return path.resolve()
-    return path.resolve() if path.is_dir() and check_model(path) else check_model(base)
+    return path.resolve() if base and path.is_dir() and check_model(path) else check_model(base)
 
 
 def base_name(source: Path | str | None) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,9 +73,10 @@ _NOT_INHERITED = ("model_type", "architectures", "auto_map", "transformers_versi
 
 
 def nearest_names(name: str, allowed: Iterable[str]) -> str:
-    """The allowed names closest to `name`, for an error message; all of them where none is close."""
+    """The allowed names closest to `name`, for an error message; where none is close all of them, unless they are many."""
     names = sorted(allowed)
-    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or (names if len(names) <= 20 else [])
+    return ", ".join(close) or "none is near"
 
 
 @dataclass(frozen=True)
@@ -417,11 +418,8 @@ class DepthRouteConfig(Qwen3Config):
 def family_fields() -> dict[str, Any]:
     """The fields that this family adds to Qwen3's and Qwen3-MoE's, with their defaults."""
     inherited = {item.name for backbone in (Qwen3Config, Qwen3MoeConfig) for item in fields(backbone)}
-    return {
-        item.name: item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-        for item in fields(DepthRouteConfig)
-        if item.name not in inherited
-    }
+    own = [item for item in fields(DepthRouteConfig) if item.name not in inherited]
+    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in own}
 
 
 def known_fields() -> list[str]:

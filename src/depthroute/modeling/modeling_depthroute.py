@@ -118,6 +118,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.residual = build_residual(config)
         self.self_attn = DepthRouteAttention(config, layer_idx)
+        # CODEPATH: Qwen3-MoE checkpoints have sparse layers, all others dense ones
         self.mlp = Qwen3MoeSparseMoeBlock(config) if config.is_sparse(layer_idx) else Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -398,6 +399,7 @@ def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @wraps(Qwen3MoeForCausalLM.forward)
 def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # CODEPATH: Qwen3-MoE checkpoints add the balance loss of their expert routers, all others have none
     upstream: Any = Qwen3MoeForCausalLM if self.config.num_experts else Qwen3ForCausalLM
     return upstream.forward(self, *args, **kwargs)
 
