@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError

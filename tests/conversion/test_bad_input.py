@@ -49,6 +49,11 @@ SOURCES = {
         config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
         "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or Qwen3MoeForCausalLM or LlamaForCausalLM",
     ),
+    "an architecture that is no list": (
+        "qwen3",
+        config(architectures="Qwen3ForCausalLM"),
+        "config.json: architectures: got 'Qwen3ForCausalLM', allowed: a list of one of Qwen3ForCausalLM",
+    ),
     "another head": (
         "qwen3",
         config(architectures=["Qwen3ForSequenceClassification"]),
@@ -173,6 +178,7 @@ OPTIONS = {
     "heads": (["--heads", "5"], "depth_num_heads: got 5, allowed: a divisor of hidden_size = 32"),
     "heads without reads": (["--preset", "standard", "--heads", "2"], "num_heads: got 2, allowed: 1"),
     "unknown field": (["--set", "depth_sorce=state"], "depth_sorce: unknown field, nearest: depth_source"),
+    "a field far from any": (["--set", "wxyz=1"], "wxyz: unknown field, nearest: none is near"),
     "no field": (["--set", "depth_source"], "--set: got 'depth_source', allowed: field=value"),
     "field twice": (["--set", "use_cache=true", "--set", "use_cache=false"], "--set: got use_cache twice"),
     "option and field": (["--heads", "2", "--set", "depth_num_heads=4"], "depth_num_heads: got 2 as an option and 4 as a field"),
@@ -220,6 +226,7 @@ def test_option(case, originals, tmp_path, run_cli):
             "no/such/folder",
             "got 'no/such/folder', which does not exist; allowed: a model folder, a .gguf file or a hub id",
         ),
+        ("", "source: got '', allowed: a model folder, a .gguf file or a hub id"),
         ("owner/not-here", "got 'owner/not-here', no local folder, and the hub could not give it"),
         ("gone.gguf", "got 'gone.gguf', which does not exist"),
         ("weights.bin", "weights.bin: got a pickle file, allowed: safetensors only"),
@@ -236,6 +243,12 @@ def test_source_that_is_no_folder(name, message, tmp_path, run_cli, monkeypatch)
     (tmp_path / "cut.gguf").write_text("GGUF1234")
     left = sorted(os.listdir(tmp_path))
     check_refused(run_cli("convert", name, tmp_path / "out"), message, tmp_path, left)
+
+
+def test_an_output_under_a_file(originals, tmp_path, run_cli):
+    (tmp_path / "afile").write_text("x")
+    result = run_cli("convert", originals["qwen3"], tmp_path / "afile" / "x" / "y")
+    check_refused(result, "afile is a file, allowed: a path of folders", tmp_path, ["afile"])
 
 
 def test_json_file_that_cannot_be_written(originals, converted, tmp_path, run_cli):

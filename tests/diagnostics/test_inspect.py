@@ -93,6 +93,7 @@ def test_files_are_replaced_only_when_asked(folder, text, tmp_path, monkeypatch,
     ("change", "message"),
     [
         ("qwen3", "model_type: got 'qwen3', allowed: depthroute"),
+        ("nope", "model: got 'nope', no local folder"),
         ("no text", "missing.txt: No such file or directory, allowed: a readable UTF-8 text file"),
         ("empty text", "text.txt: no tokens, allowed"),
         ("binary text", "text.txt: not UTF-8, allowed"),
@@ -107,6 +108,8 @@ def test_refusals_are_one_line_and_write_nothing(change, message, stock, folder,
     model, extra = folder, []
     if change == "qwen3":
         model = save_folder(stock, tmp_path / "model")
+    elif change == "nope":
+        model = "nope"
     elif change == "no text":
         text = tmp_path / "missing.txt"
     elif change == "empty text":

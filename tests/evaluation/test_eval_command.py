@@ -64,6 +64,12 @@ def test_bad_options_are_refused_in_one_line(folder, monkeypatch, capsys, option
     assert "Traceback" not in err and not out
 
 
+def test_a_name_that_is_no_model_is_refused_by_that_name(monkeypatch, capsys):
+    code, _, err = run_command(monkeypatch, capsys, "eval", "nope", "--tasks", "depthroute_choice")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "model: got 'nope', no local folder" in err and "allowed: a model folder or the id of a reachable" in err
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty"])
 def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch, capsys, kind):
     path = tmp_path / "model"

@@ -85,6 +85,7 @@ def test_resume_alone_means_the_newest(tmp_path):
     ("arguments", "message"),
     [
         (["--learning_rat", "1"], "--learning_rat: unknown option, nearest: learning_rate"),
+        (["--foo"], "--foo: unknown option, nearest: none is near$"),
         (["--freze-base"], "--freze-base: unknown option, nearest: freeze_base"),
         (["--max_steps", "many"], "max_steps.*many"),
         (["--dtype", "int8"], "dtype.*int8.*float32"),
@@ -211,6 +212,12 @@ def test_data_set_with_its_validation_split(options, text, tmp_path):
     [
         ({"model": None}, "model: got none"),
         ({"model": "./absent/model"}, r"absent/model: not a folder"),
+        (
+            {"model": "nope"},
+            "model: got 'nope', no local folder, .*; allowed: a model folder or the id of a reachable hub",
+        ),
+        ({"model": ""}, "model: got"),
+        ({"output_dir": f"{__file__}/x"}, "is a file, allowed: a path of folders"),
         ({"train_files": None}, "train_files, dataset: got both or neither"),
         ({"train_files": ["absent.txt"]}, r"absent\.txt: no such file"),
         ({"validation_fraction": 0.5}, "validation_files, validation_fraction: got 2 sources"),

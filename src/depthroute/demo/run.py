@@ -25,7 +25,7 @@ from depthroute_conversion.folder import whole_folder
 
 from ..errors import CheckFailed, Refused
 from ..extras import require
-from ..files import check_model, write_json
+from ..files import check_model, check_parents, write_json
 from ..modeling.configuration_depthroute import get_preset
 from ..training import DepthRouteTrainer, DepthRouteTrainingArguments, RunArguments, routing_parameters
 from ..training.data import PackedBlocks
@@ -195,6 +195,7 @@ def check_demo_folder(out: str | Path, overwrite: bool) -> Path:
         Refused: it is a file or holds something, other than an earlier demo that may be replaced.
     """
     target = Path(out).expanduser().resolve()
+    check_parents(target)
     if not target.exists():
         return target
     if not target.is_dir():
