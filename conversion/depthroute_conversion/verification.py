@@ -5,6 +5,7 @@ class, and through the folder that was written, loaded from disk."""
 
 import gc
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +28,12 @@ from .weights import StoredTensor, read_headers, read_tensors
 
 
 PROBES = ((1, 1), (1, 7), (3, 16), (1, 64))
-"""Shapes [B, T] of the token ids."""
+"""Shapes [B, T] of the token ids. Where the source or the conversion has a sliding window that is shorter than the context, one
+more sequence is `BEYOND_WINDOW` longer than the longest such window (cut at the context): what no shorter one could see."""
+
+BEYOND_WINDOW = 8
+COMPARED = 64
+"""Last positions of a sequence whose logits are compared: all, but for a sequence beyond a window."""
 
 SEED = 20260518
 VERIFY_STEPS = 5
@@ -50,10 +56,12 @@ def verify(source: str | Path, converted: str | Path, progress: bool = False) ->
         Refused: the source or the folder cannot be opened, or the folder is no conversion of that source: missing or
             unexpected keys, or other shapes.
     """
+    folder = Path(converted).expanduser().resolve()
+    _read_config(folder)  # at once: opening a source may take minutes
     announce(f"opening {source}", progress)
     opened = open_source(source)
     with steps(VERIFY_STEPS, progress) as step:
-        return compare(opened, Path(converted).expanduser().resolve(), step)
+        return compare(opened, folder, step)
 
 
 def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
@@ -69,7 +77,8 @@ def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
     step("comparing the weights")
     changed = _changed_tensors(source, {key: item for key, item in stored.items() if key not in routing})
     dtype = config.dtype or next(iter(stored.values())).dtype
-    probes = probe_ids(config.vocab_size, config.max_position_embeddings)
+    windows = [getattr(each, "sliding_window", None) for each in (source.config, config)]
+    probes = probe_ids(config.vocab_size, config.max_position_embeddings, windows)
 
     step(f"computing logits of {source.label}")
     stock = align_weights(source.load_stock(dtype))
@@ -181,10 +190,13 @@ def _changed_tensors(source: Source, stored: dict[str, StoredTensor]) -> list[st
     return changed
 
 
-def probe_ids(vocab_size: int, longest: int) -> list[Tensor]:
-    """The fixed token ids: int64 [B, T] for each of `PROBES`, below `vocab_size`, no longer than `longest`."""
+def probe_ids(vocab_size: int, longest: int, windows: Sequence[int | None] = ()) -> list[Tensor]:
+    """The fixed token ids: int64 [B, T] for each of `PROBES`, and one sequence longer than the sliding windows that are below
+    `longest`, the context; all below `vocab_size`, and no longer than `longest`."""
     generator = torch.Generator().manual_seed(SEED)
-    shapes = dict.fromkeys((rows, min(length, longest)) for rows, length in PROBES)
+    binding = [window for window in windows if window is not None and window < longest]
+    beyond = [(1, max(binding) + BEYOND_WINDOW)] if binding else []
+    shapes = dict.fromkeys((rows, min(length, longest)) for rows, length in (*PROBES, *beyond))
     return [torch.randint(vocab_size, shape, generator=generator) for shape in shapes]
 
 
@@ -202,8 +214,8 @@ def align_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def logits(model: PreTrainedModel, probes: list[Tensor]) -> list[Tensor]:
-    """Logits [B, T, vocabulary] for each probe."""
-    return [model(input_ids=ids, use_cache=False).logits for ids in probes]
+    """Logits [B, T, vocabulary] of the last `COMPARED` positions, for each probe."""
+    return [model(input_ids=ids, use_cache=False, logits_to_keep=COMPARED).logits for ids in probes]
 
 
 def max_difference(expected: list[Tensor], got: list[Tensor]) -> float:

@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 import torch
+from conftest import tiny_qwen3_config
 from conversion_helpers import edit_weights, save_checkpoint, tiny_llama_config
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 import depthroute_conversion.conversion as conversion
 import depthroute_conversion.verification as verification
@@ -39,6 +40,27 @@ def test_equal(preset, originals, converted, run_cli, tmp_path):
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["bitwise_equal"] and result["max_abs_difference"] == 0 and result["failure"] is None
     assert result["control_difference"] > 0 and result["verdict"] == "bitwise equal to the source"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sliding_window": 90}, {"sliding_window": 110}, {"layer_types": ["full_attention"] * 8}],
+    ids=["shorter", "longer", "none"],
+)
+def test_a_change_of_the_sliding_window_is_noticed(change, tmp_path):
+    windows = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 4}
+    torch.manual_seed(0)
+    source = save_checkpoint(Qwen3ForCausalLM(tiny_qwen3_config(**windows)), tmp_path / "source")
+    report = convert(source, tmp_path / "out")
+    assert [1, 108] in report.verification.probes
+    with pytest.raises(CheckFailed, match="not equal to the source at step 0"):
+        convert(source, tmp_path / "changed", fields=change)
+
+
+def test_the_output_is_looked_for_before_the_source_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "open_source", lambda source: pytest.fail("opened"))
+    with pytest.raises(Refused, match="nowhere: got no folder"):
+        verify("owner/large", tmp_path / "nowhere")
 
 
 def test_plain_needs_allow_gap(originals, converted, run_cli, tmp_path):

@@ -48,6 +48,8 @@ def test_task_path_is_printed_without_a_model(monkeypatch, capsys):
     [
         (["--tasks", "depthroute_choice", "--batch-size", "0"], "batch_size: got '0', allowed: a number ≥ 1, auto"),
         (["--tasks", "depthroute_choice", "--batch-size", "many"], "batch_size: got 'many'"),
+        (["--tasks", "depthroute_choice", "--num-fewshot", "-1"], "num_fewshot: got -1, allowed: a number ≥ 0"),
+        (["--tasks", "depthroute_choice", "--max-length", "257"], "max_length: got 257, allowed: at most 256"),
         (["--tasks", "depthroute_choice", "--limit", "0"], "limit: got 0.0, allowed"),
         (["--tasks", "depthroute_choice", "--limit", "2.5"], "limit: got 2.5, allowed"),
         (["--tasks", "depthroute_choice", "--device", "toaster"], "device: got 'toaster', allowed"),
