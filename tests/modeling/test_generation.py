@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from conftest import ROUTED_PRESETS, randomize_routing, tiny_config
+from conftest import ROUTED_PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
 from transformers import DynamicCache
 
 from depthroute import DepthRouteForCausalLM
@@ -13,14 +13,19 @@ from depthroute import DepthRouteForCausalLM
 GREEDY = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
 
 
-@pytest.fixture(scope="module", params=[*ROUTED_PRESETS, "delta-block-anchored-heads"])
+# what a preset's name does not say
+VARIANTS = {
+    "delta-block anchored, heads": ("delta-block", {"depth_anchored": True, "depth_num_heads": 4}),
+    "wav decoupled, null": ("wav", {"depth_value_route": "decoupled", "depth_null_source": True}),
+    "dar dynamic": ("dar", {"dual_gates": "dynamic", "dual_partial_source": False}),
+}
+
+
+@pytest.fixture(scope="module", params=[*ROUTED_PRESETS, *VARIANTS])
 def model(request):
     torch.manual_seed(0)
-    if request.param == "delta-block-anchored-heads":
-        config = tiny_config("delta-block", depth_anchored=True, depth_num_heads=4)
-    else:
-        config = tiny_config(request.param)
-    model = DepthRouteForCausalLM(config).eval()
+    preset, values = VARIANTS.get(request.param, (request.param, {}))
+    model = DepthRouteForCausalLM(tiny_config(preset, base=tiny_qwen3_config(num_hidden_layers=4), **values)).eval()
     randomize_routing(model)
     return model
 

@@ -84,12 +84,17 @@ class HyperRead(nn.Module):
 
     def initial_gate_bias(self) -> Tensor:
         """[gates] of float32: logits of H^pre, of H^post (zero: 2 σ(0) = 1) and of H^res (3 on the diagonal)."""
-        n = self.streams
-        collapse = torch.full((n,), 1 / n if self.is_final else 1 / (2 * n))
+        n, dtype = (
+            self.streams,
+            torch.float32,
+        )  # whatever the default dtype: a bfloat16 model's is rounded once, at the end
+        collapse = torch.full((n,), 1 / n if self.is_final else 1 / (2 * n), dtype=dtype)
         if not self.is_final:
             collapse[self.favourite] = (n + 1) / (2 * n)
         collapse = torch.logit(collapse - HYPER_EPS)
-        return collapse if self.is_final else torch.cat([collapse, torch.zeros(n), 3 * torch.eye(n).flatten()])
+        if self.is_final:
+            return collapse
+        return torch.cat([collapse, torch.zeros(n, dtype=dtype), 3 * torch.eye(n, dtype=dtype).flatten()])
 
     def forward(self, streams: Tensor) -> HyperGates:
         """The gates for `streams` [B, T, n, D]."""
