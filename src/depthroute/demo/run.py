@@ -358,7 +358,7 @@ def write_texts(folder: Path, train: list[Document], validation: list[Document])
 def draw_routing(
     folder: Path, documents: list[Document], models: dict[str, Path], settings: DemoSettings, routed: bool
 ) -> dict[str, Any]:
-    """Figures of the routing over the validation text, before and after training, and each read's numbers."""
+    """Figures of what depth does over the validation text, before and after training, and each read's numbers, if any."""
     if not routed:
         return {}
     from ..diagnostics.inspect import inspect
@@ -368,7 +368,7 @@ def draw_routing(
     reads = {}
     for name, model in models.items():
         found = inspect(model, text, folder / "routing" / name, max_tokens=settings.inspected_tokens)
-        reads[name] = found["reads"]
+        reads[name] = found.get("reads", [])  # baselines have no reads with a choice
         # the file names the folders that it was made from, by paths that are gone once this folder has its name
         found["model"], found["text"] = model.name, f"data/{text.name}"
         write_json(folder / "routing" / name / "routing.json", found)
