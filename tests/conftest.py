@@ -22,6 +22,11 @@ from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 torch.set_num_threads(1)
 
 ROUTED_PRESETS = [name for name in PRESETS if name != "standard"]
+QUERY_PRESETS = [
+    name for name, preset in PRESETS.items() if preset.fields["residual_type"] in ("depth_attention", "dual_stream")
+]
+# mHC's published form adds an eps to its gates: its start is the standard function only up to that
+EXACT_PRESETS = [name for name in ROUTED_PRESETS if name != "mhc"]
 
 
 def tiny_qwen3_config(**values) -> Qwen3Config:

@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import tiny_qwen3_config
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
 
 
 CHAT_TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
@@ -26,13 +26,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "initializer_range", "max_position_embeddings",
+)  # fmt: skip
+
+
 def tiny_llama_config(**values) -> LlamaConfig:
-    sizes = {
-        key: getattr(tiny_qwen3_config(), key)
-        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    }
-    more = {"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2, "max_position_embeddings": 256}
-    return LlamaConfig(**{**sizes, **more, **values})
+    return LlamaConfig(**{**{key: getattr(tiny_qwen3_config(), key) for key in SIZES}, **values})
+
+
+def tiny_moe_config(**values) -> Qwen3MoeConfig:
+    """Four experts, two for each token; the second layer is dense."""
+    sizes = {key: getattr(tiny_qwen3_config(), key) for key in SIZES}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]}
+    return Qwen3MoeConfig(**{**sizes, **experts, **values})
 
 
 def save_checkpoint(model, folder: Path, **options) -> Path:

@@ -5,6 +5,7 @@
 source.py        open and check what is converted: a folder, a hub id or a .gguf file
 weights.py       what a folder's safetensors files hold, checked by their headers
 keys.py          which tensor goes where: rules as data, invertible
+experts.py       sparse experts: fused, or one tensor each
 conversion.py    `convert`
 verification.py  `verify`
 folder.py        an output folder that appears whole or not at all

@@ -3,6 +3,8 @@
 """The model card of a converted folder, from `model_cards/template.md`."""
 
 import json
+import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -11,74 +13,90 @@ from typing import Any
 import yaml
 
 from depthroute import PRESETS, DepthRouteConfig
-from depthroute.modeling.configuration_depthroute import family_fields
 
-from .reports import ConversionReport
+from .reports import ConversionReport, read_fields
 from .source import Source
 
 
 _CARRIED = ("license", "license_name", "license_link", "language")
+_SECTION = re.compile(r"^<!-- only: (?P<topics>[\w, ]+) -->\n(?P<text>.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
 
-def template() -> Template:
+def template() -> str:
     """The card's template: beside this package in a wheel, in `model_cards/` of a checkout."""
     packaged = files("depthroute_conversion") / "template.md"
     if packaged.is_file():
-        return Template(packaged.read_text(encoding="utf-8"))
-    return Template((Path(__file__).parents[2] / "model_cards" / "template.md").read_text(encoding="utf-8"))
+        return packaged.read_text(encoding="utf-8")
+    return (Path(__file__).parents[2] / "model_cards" / "template.md").read_text(encoding="utf-8")
+
+
+def sections_of(text: str) -> set[str]:
+    """The topics that a template has sections for."""
+    return {topic for match in _SECTION.finditer(text) for topic in match["topics"].split(", ")}
+
+
+def with_sections(text: str, topics: set[str]) -> str:
+    """The text with those of its sections that are on one of the topics, each between a line `<!-- only: TOPIC, TOPIC -->` and
+    a line `<!-- end -->`."""
+    return _SECTION.sub(lambda match: match["text"] if topics & set(match["topics"].split(", ")) else "", text)
+
+
+def topics_of(config: DepthRouteConfig) -> set[str]:
+    """What a card of this configuration is about: its residual type, how it starts, and what it has besides."""
+    routed = config.residual_type in ("depth_attention", "dual_stream")
+    scaled = config.residual_type in ("rezero", "layerscale")
+    topics = {
+        "preset": config.preset_name in PRESETS,
+        "custom": config.preset_name not in PRESETS,
+        "anchored": routed and config.depth_anchored,
+        "plain": routed and not config.depth_anchored,
+        "scales_at_one": scaled and config.depth_anchored,
+        "scales_at_papers_values": scaled and not config.depth_anchored,
+        "value_route": config.depth_value_route != "shared",
+        "details": bool(config.depth_detail_bases),
+        "experts": config.num_experts > 0,
+    }
+    return {config.residual_type, *(topic for topic, holds in topics.items() if holds)}
 
 
 def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: ConversionReport) -> None:
     """Write `README.md` into `folder`. It names no path of this machine."""
     name = Path(report.out).name
-    preset = PRESETS[report.preset]
+    preset = PRESETS.get(report.preset)
     if report.verification is None:
         figures = "The conversion was not verified: run `depthroute verify SOURCE FOLDER`.\n"
     else:
         figures = _table([("figure", "value"), *report.verification.rows()])
-    text = template().substitute(
+    text = Template(with_sections(template(), topics_of(config))).substitute(
         metadata=yaml.safe_dump(card_metadata(source, report), sort_keys=False, allow_unicode=True).strip(),
         name=name,
         source=f"[{source.hub_id}](https://huggingface.co/{source.hub_id})" if source.hub_id else f"`{source.label}`",
         preset=report.preset,
-        equation=preset.equation,
-        paper=preset.paper,
-        start=_start(config),
-        command=conversion_command(source.label, name, config, report),
-        fields=_table([("field", "value"), *((f"`{k}`", f"`{getattr(config, k)}`") for k in family_fields())]),
+        equation=preset.equation if preset else "",
+        paper=preset.paper if preset else "",
+        command=conversion_command(source.label, name, report),
+        fields=_table([("field", "value"), *((f"`{k}`", f"`{getattr(config, k)}`") for k in read_fields(config))]),
         conversion=_table([("", ""), *report.rows()]),
         figures=figures,
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _start(config: DepthRouteConfig) -> str:
-    if config.residual_type == "standard":
-        return "The residual is the standard one: the model computes what its source computes."
-    if config.depth_anchored:
-        return (
-            "The reads are anchored: until they are trained, the model computes what its source computes, bit for bit. "
-            "Routing begins to matter with fine-tuning."
-        )
-    return (
-        "The reads are plain, the form of the paper: a zero query mixes its sources evenly, so the model does not compute "
-        "what its source computes, and needs fine-tuning. The table below says how far it is."
-    )
-
-
-def conversion_command(source: str, out: str, config: DepthRouteConfig, report: ConversionReport) -> str:
+def conversion_command(source: str, out: str, report: ConversionReport) -> str:
     """The command that repeats a conversion, with names in place of paths."""
-    parts = ["depthroute convert", source, out, f"--preset {report.preset}"]
-    if report.requested["dtype"] is not None:
-        parts.append(f"--dtype {report.dtype}")
-    if report.requested["block_size"] is not None:
-        parts.append(f"--block-size {report.requested['block_size']}")
-    if not report.requested["anchored"]:
+    asked = report.requested
+    parts = ["depthroute", "convert", source, out, "--preset", asked["preset"]]
+    if asked["dtype"] is not None:
+        parts += ["--dtype", report.dtype]
+    if asked["block_size"] is not None:
+        parts += ["--block-size", str(asked["block_size"])]
+    if not asked["anchored"]:
         parts.append("--plain")
-    if report.requested["num_heads"] != 1:
-        parts.append(f"--heads {report.requested['num_heads']}")
-    parts += [f"--set '{key}={json.dumps(value)}'" for key, value in report.requested["fields"].items()]
-    return " ".join(parts)
+    if asked["num_heads"] != 1:
+        parts += ["--heads", str(asked["num_heads"])]
+    for key, value in asked["fields"].items():
+        parts += ["--set", f"{key}={json.dumps(value)}"]
+    return shlex.join(parts)
 
 
 def card_metadata(source: Source, report: ConversionReport) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import CheckFailed, Refused, one_line
-from depthroute.modeling.configuration_depthroute import family_fields, nearest_names
+from depthroute.modeling.configuration_depthroute import nearest_names
 from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 
 from .card import write_card
 from .folder import check_apart, check_output, whole_folder
 from .keys import KeyPlan, plan_keys
 from .progress import Step, announce, steps
-from .reports import ConversionReport
+from .reports import ConversionReport, read_fields
 from .source import Source, open_source
 from .verification import VERIFY_STEPS, compare, initial_routing, meta_model
 
@@ -40,10 +40,10 @@ def convert(
     verify: bool = True,
     progress: bool = False,
 ) -> ConversionReport:
-    """Convert a Qwen3 or Llama checkpoint to depth routing.
+    """Convert a Qwen3, Qwen3-MoE or Llama checkpoint to depth routing.
 
-    Every tensor of the source is written as it is, bit for bit (cast only where `dtype` asks for it), and the parameters of
-    the depth reads are added at their initial values. Tokenizer, chat template, generation configuration and licence are
+    Every tensor of the source is written as it is, bit for bit (cast only where `dtype` asks for it), experts in the
+    source's own layout, and the parameters of the routing are added at their initial values. Tokenizer, chat template, generation configuration and licence are
     kept; the code to load the folder with `trust_remote_code=True` and a model card are added.
 
     Args:
@@ -51,7 +51,8 @@ def convert(
         out: the output folder. It appears whole or not at all.
         preset: one of `depthroute.PRESETS`.
         block_size: layers per block, for presets with blocks; default ceil(L/8).
-        anchored: start exactly at the source's function; False: the papers' plain form.
+        anchored: start exactly at the source's function; False: the papers' plain form. `mhc` starts near it either way, by
+            the eps that its published form adds to its gates, and its report says how near.
         num_heads: depth heads H.
         dtype: "float32", "bfloat16" or "float16"; default: the checkpoint's own.
         overwrite: replace an existing model folder, once the new one is complete.
@@ -61,7 +62,7 @@ def convert(
 
     Raises:
         Refused: anything about the input; nothing is written.
-        CheckFailed: equality was promised (anchored or `standard`) and does not hold, or the negative control has no effect;
+        CheckFailed: equality was promised (`VerificationReport.equality_promised`) and does not hold, or the negative control has no effect;
             nothing is written.
     """
     if preset not in PRESETS:  # at once: opening a source may take minutes
@@ -69,6 +70,7 @@ def convert(
     settings = dict(fields or {})
     out_dtype = _output_dtype(dtype, settings)
     requested = {
+        "preset": preset,
         "dtype": None if out_dtype is None else str(out_dtype).removeprefix("torch."),
         "block_size": block_size,
         "anchored": anchored,
@@ -92,7 +94,7 @@ def convert(
     )
     with steps(4 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
         report = _write(opened, folder, config, model, plan, out_dtype, step)
-        report = replace(report, out=str(target), preset=preset, requested=requested)
+        report = replace(report, out=str(target), requested=requested)
         del model
         if verify:
             verification = replace(compare(opened, folder, step), converted=target.name)
@@ -143,8 +145,6 @@ def build_config(
         raise Refused(
             f"{twice[0]}: got {options[twice[0]]} as an option and {fields[twice[0]]!r} as a field, allowed: one of them"
         )
-    if preset == "standard" and num_heads != 1:
-        raise Refused(f"num_heads: got {num_heads}, allowed: 1, preset 'standard' has no reads")
     if preset != "standard":
         options.setdefault("depth_anchored", True)
     try:
@@ -166,23 +166,21 @@ def _write(
     step("reading the weights")
     tensors = read_planned(source, plan, cast_to)
     added = initial_routing(model, dtype)
-    assigned = {**tensors, **added, **{key: tensors[to] for key, to in plan.shared.items()}}
-    model.load_state_dict(assigned, strict=False, assign=True)
-    model.tie_weights()
     step("writing the weights")
-    model.save_pretrained(folder)
-    # saving notes the type of the first tensor, which need not be the checkpoint's where they are of several
+    # as they are: the model itself stays without memory, and experts keep their layout
+    model.save_pretrained(folder, state_dict={**tensors, **added}, save_original_format=False)
+    # saving notes the model's type, which was built in the default one
     config.dtype = dtype
     config.save_pretrained(folder)
     step("keeping the tokenizer")
     kept = source.copy_side_files(folder)
-    reads = [read_name(config, s) for s in range(read_count(config))] if config.residual_type != "standard" else []
-    live = {read_name(config, s) for s in live_reads(config)} if reads else set()
+    reads = [read_name(config, s) for s in range(read_count(config))]
+    live = {read_name(config, s) for s in live_reads(config)}
     return ConversionReport(
         source=source.label,
         out=str(folder),
         preset=config.preset_name,
-        settings={key: getattr(config, key) for key in family_fields()},
+        settings={key: getattr(config, key) for key in read_fields(config)},
         dtype=str(dtype).removeprefix("torch."),
         copied_tensors=len(tensors),
         copied_parameters=sum(tensor.numel() for tensor in tensors.values()),

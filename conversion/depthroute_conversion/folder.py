@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from depthroute.errors import Refused
+from depthroute.files import check_parents
 
 
 def check_output(out: str | Path, overwrite: bool) -> Path:
@@ -16,9 +17,10 @@ def check_output(out: str | Path, overwrite: bool) -> Path:
 
     Raises:
         Refused: it exists and `overwrite` is False, or it is something that `overwrite` must not delete: a file, or a folder
-            that holds files but no `config.json`.
+            that holds files but no `config.json`; or a parent of it is a file.
     """
     target = Path(out).expanduser().resolve()
+    check_parents(target)
     if not target.exists():
         return target
     if not target.is_dir():

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tensor of a source becomes which tensor of ours: rules as data, each with an inverse.
 
-Our names are Qwen3's, and Llama's are the same, so both need no renames: a conversion copies every tensor under its own
-name and adds those of the depth reads. A backbone with other names is one more row of `KEY_RULES`.
+Our names are Qwen3's and Qwen3-MoE's, and Llama's are the same, so none needs renames: a conversion copies every tensor
+under its own name and adds those of the routing. A backbone with other names is one more row of `KEY_RULES`.
 """
 
 import re
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from depthroute.errors import Refused
+
+from .experts import in_layout_of
 
 
 _PLACEHOLDERS = {"layer": r"\d+", "rest": r".+"}
@@ -85,6 +87,7 @@ _ROTARY = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 KEY_RULES: dict[str, KeyRules] = {
     "qwen3": KeyRules(derived=(_ROTARY,)),
+    "qwen3_moe": KeyRules(derived=(_ROTARY,)),
     "llama": KeyRules(derived=(_ROTARY,)),
 }
 """By the source's model type."""
@@ -95,8 +98,8 @@ class KeyPlan:
     """What becomes of every tensor.
 
     Attributes:
-        copied: our key → the source's key.
-        added: our keys that no stock checkpoint has, the parameters of the depth reads.
+        copied: our key → the source's key. Experts are in the source's layout, fused or apart.
+        added: our keys that no stock checkpoint has, the parameters of the routing.
         shared: our key → our key, for a tied head that the source spells out.
     """
 
@@ -125,8 +128,8 @@ def plan_keys(
     Args:
         where: what the source is called in messages.
         source: shapes by the source's keys.
-        ours: shapes by the model's keys, those of the depth reads included.
-        routing: the keys of the depth reads.
+        ours: shapes by the model's keys, those of the routing included.
+        routing: the keys of the routing.
         rules: the backbone's rules.
         tied: whether the model ties its word embeddings.
 
@@ -136,8 +139,9 @@ def plan_keys(
     """
     added = [key for key in ours if key in set(routing)]
     shared = {key: to for key, to in rules.tied.items() if tied}
-    expected = {key for key in ours if key not in shared} - set(added)
     found = {rules.to_ours(key): key for key in source if not rules.is_derived(key)}
+    ours = in_layout_of(found, ours)
+    expected = {key for key in ours if key not in shared} - set(added)
     doubled = [key for key in source if not rules.is_derived(key) and found[rules.to_ours(key)] != key]
     if doubled:
         raise Refused(f"{where}: {listed(doubled)}: got two keys for one tensor of the model, allowed: one")

@@ -6,9 +6,20 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from depthroute import DepthRouteConfig
 from depthroute.errors import CheckFailed
+from depthroute.modeling.configuration_depthroute import MEANT_FOR, family_fields
 
 from .keys import listed
+
+
+CONTROL_KINDS = {"query": "one routing query", "gate_bias": "one gate", "mlp_scale": "one scale"}
+"""What the negative control changed, in words, by the last part of its name."""
+
+
+def read_fields(config: DepthRouteConfig) -> list[str]:
+    """The routing fields that mean something for this residual."""
+    return [name for name in family_fields() if config.residual_type in MEANT_FOR.get(name, (config.residual_type,))]
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,7 @@ class VerificationReport:
         source: the source's label.
         converted: the folder's name.
         preset: the preset that its fields spell.
-        equality_promised: anchored or standard: the logits must be the source's, bit for bit.
+        equality_promised: the logits must be the source's, bit for bit: anchored (but for mHC) or standard.
         dtype: the type that both were computed in, the output's.
         probes: shapes [B, T] of the token ids.
         max_abs_difference: max |Δlogits|.
@@ -72,7 +83,7 @@ class VerificationReport:
         """Why this counts as failed, on one line; None where it does not.
 
         Args:
-            allow_gap: accept a plain conversion's gap at step 0, as long as nothing else differs.
+            allow_gap: accept the gap at step 0 where equality was not promised, as long as nothing else differs.
         """
         moved = ""
         if self.changed:
@@ -88,9 +99,9 @@ class VerificationReport:
             return f"{self.converted}: {self.verdict}: {self.gap}{moved}"
         if self.bitwise_equal or (allow_gap and not self.equality_promised):
             return None
-        allowed = (
-            "bitwise equality" if self.equality_promised else "bitwise equality, or a plain conversion with --allow-gap"
-        )
+        allowed = "bitwise equality"
+        if not self.equality_promised:
+            allowed += ", or --allow-gap for a conversion that does not promise it"
         return f"{self.converted}: {self.verdict}: {self.gap}; allowed: {allowed}"
 
     def check(self, allow_gap: bool = False) -> None:
@@ -103,7 +114,7 @@ class VerificationReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, for printing."""
-        kind = "one routing query" if self.perturbed.endswith("query") else "one weight (no queries here)"
+        kind = CONTROL_KINDS.get(self.perturbed.rpartition(".")[2], "one weight (no routing here)")
         return [
             ("result", self.verdict),
             ("max |Δlogits|", f"{self.max_abs_difference:.6g} ({self.relative_difference:.3g} of their std)"),
@@ -124,13 +135,13 @@ class ConversionReport:
     Attributes:
         source: the source's label.
         out: the output folder.
-        preset: the preset asked for.
-        settings: the routing fields of the configuration.
+        preset: the preset that its fields spell: not the one asked for, where a field contradicts that.
+        settings: the routing fields that mean something for this residual.
         dtype: the configuration's type.
         copied_tensors, copied_parameters: taken from the source.
-        added_tensors, added_parameters: of the depth reads.
-        live_reads: how many reads have a choice.
-        inert_reads: module paths of those with a single source: no parameters, they read the stream.
+        added_tensors, added_parameters: of the routing.
+        live_reads: how many depth reads have a choice; none where the residual has no such reads.
+        inert_reads: module paths of those with a single source: they read the stream, and have no query.
         kept_files: tokenizer, chat template, generation configuration, licence.
         requested: the arguments that were given to `convert`.
         verification: None where it was not asked for.
@@ -154,14 +165,17 @@ class ConversionReport:
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, for printing."""
         settings = ", ".join(f"{key} = {value}" for key, value in self.settings.items())
+        reads = [
+            ("live reads", str(self.live_reads)),
+            ("inert reads (one source)", ", ".join(self.inert_reads) or "none"),
+        ]
         return [
             ("source", self.source),
             ("preset", f"{self.preset}: {settings}"),
             ("dtype", self.dtype),
             ("parameters copied", f"{self.copied_parameters:,} in {self.copied_tensors} tensors"),
             ("parameters added", f"{self.added_parameters:,} in {self.added_tensors} tensors"),
-            ("live reads", str(self.live_reads)),
-            ("inert reads (one source)", ", ".join(self.inert_reads) or "none"),
+            *(reads if self.live_reads else []),
             ("kept files", ", ".join(self.kept_files) or "none"),
         ]
 

@@ -6,17 +6,16 @@ Opening a source checks all that can be known without reading its weights. No co
 """
 
 import json
-import re
 import shutil
+import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -25,9 +24,11 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 from depthroute.errors import Refused, one_line
+from depthroute.files import download, is_hub_id
 from depthroute.modeling.configuration_depthroute import HOSTED_MODEL_TYPES, read_backbone_config
 
 from .keys import KEY_RULES, KeyRules
@@ -35,14 +36,14 @@ from .tokenizer import copy_tokenizer
 from .weights import PICKLES, StoredTensor, read_headers, read_tensors
 
 
-STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {"qwen3": Qwen3ForCausalLM, "llama": LlamaForCausalLM}
+STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {
+    "qwen3": Qwen3ForCausalLM,
+    "qwen3_moe": Qwen3MoeForCausalLM,
+    "llama": LlamaForCausalLM,
+}
 """By model type: the class whose logits a conversion must keep."""
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "NOTICE*"]
-_HUB_NOT = ["original/*", "onnx/*", "gguf/*", "consolidated*"]
-# the base of the hub's own error is the error of the HTTP client that it uses, which changed between its releases
-_HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
 _LEGAL = ("LICENSE*", "NOTICE*")
 
 
@@ -170,11 +171,13 @@ def open_source(source: str | Path) -> Source:
             unquantized model, or its weights are not whole safetensors.
     """
     path = Path(source).expanduser()
+    if source == "":  # as a path, this folder
+        raise Refused("source: got '', allowed: a model folder, a .gguf file or a hub id")
     if path.is_file():
         return _open_file(path)
     if path.is_dir():
         return _open_folder(path.resolve(), path.resolve().name)
-    if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.endswith(".gguf"):
+    if isinstance(source, str) and is_hub_id(source):
         return _open_hub(source)
     raise Refused(
         f"source: got {str(source)!r}, which does not exist; allowed: a model folder, a .gguf file or a hub id"
@@ -201,20 +204,11 @@ def _open_hub(hub_id: str) -> FolderSource:
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_NOT))
-    except _HUB_ERRORS as error:
-        reason = one_line(error)
-        raise Refused(
-            f"source: got {hub_id!r}, no local folder, and the hub could not give it ({type(error).__name__}: {reason}); "
-            "allowed: a model folder, a .gguf file or the id of a reachable hub model"
-        ) from error
+    return download(hub_id, patterns, "source", "a model folder, a .gguf file")
 
 
 def read_stock_config(folder: Path) -> PreTrainedConfig:
-    """The configuration of an unquantized Qwen3 or Llama causal language model.
+    """The configuration of an unquantized Qwen3, Qwen3-MoE or Llama causal language model.
 
     Raises:
         Refused: `config.json` is missing, unreadable or out of range; another architecture; quantized weights, named by
@@ -244,6 +238,8 @@ def read_stock_config(folder: Path) -> PreTrainedConfig:
 def _check_architecture(path: Path, entries: dict) -> None:
     names = [stock.__name__ for stock in STOCK_CLASSES.values()]
     given = entries.get("architectures") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise Refused(f"{path}: architectures: got {given!r}, allowed: a list of one of {', '.join(names)}")
     model_type = entries.get("model_type")
     if model_type == "depthroute":
         raise Refused(f"{path}: model_type: got 'depthroute', already converted; allowed: a stock {' or '.join(names)}")
@@ -270,7 +266,7 @@ def _load_gguf(path: Path) -> PreTrainedModel:
         )
     except ImportError as error:
         raise Refused(f"{path}: reading .gguf files needs the package gguf: {one_line(error)}") from error
-    except (ValueError, OSError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct.error) as error:
         raise Refused(f"{path}: transformers cannot load it: {type(error).__name__}: {one_line(error)}") from error
     stock = STOCK_CLASSES.get(model.config.model_type)
     if type(model) is not stock:

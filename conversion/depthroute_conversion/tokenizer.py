@@ -69,6 +69,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise Refused(f"{path}: got no JSON, allowed: a tokenizer configuration") from error
+    if not isinstance(settings, dict):
+        raise Refused(f"{path}: got a {type(settings).__name__}, allowed: a tokenizer configuration")
     if "auto_map" in settings:
         raise Refused(f"{path}: auto_map: got {settings['auto_map']}, allowed: a tokenizer without code of its own")
     return settings

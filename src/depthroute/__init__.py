@@ -1,6 +1,7 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""DepthRoute: depth-routing residuals (AttnRes, Delta AttnRes) for Qwen3-style decoders in Hugging Face Transformers."""
+"""DepthRoute: depth-routing residuals (AttnRes, Delta AttnRes, RD-AttnRes, WAV, DAR) and the papers' baselines for Qwen3-style
+decoders, dense and sparse, in Hugging Face Transformers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,9 @@ from .modeling.modeling_depthroute import (
     DepthRoutePreTrainedModel,
 )
 from .modeling.residual_base import RoutingWeights
+from .modeling.residual_baselines import HyperRead
 from .modeling.residual_depth_attention import DepthRead
+from .modeling.residual_dual_stream import DualRead
 
 
 if TYPE_CHECKING:
@@ -55,6 +58,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_LAZY[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 __all__ = [
     "PRESETS",
     "DepthRead",
@@ -65,6 +72,8 @@ __all__ = [
     "DepthRouteForTokenClassification",
     "DepthRouteModel",
     "DepthRoutePreTrainedModel",
+    "DualRead",
+    "HyperRead",
     "RoutingWeights",
     "convert",
     "inspect",

@@ -6,8 +6,11 @@ Each command parses its options and calls one function of the package; heavy imp
 0 done, 1 a check failed, 2 refused.
 """
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -55,7 +58,7 @@ def presets() -> None:
 
 @app.command()
 def convert(
-    source: str = typer.Argument(metavar="SRC", help="Model folder, .gguf file or hub id (Qwen3 or Llama)."),
+    source: str = typer.Argument(metavar="SRC", help="Model folder, .gguf file or hub id (Qwen3, Qwen3-MoE or Llama)."),
     out: Path = typer.Argument(metavar="OUT", help="Folder to write."),
     preset: str = typer.Option("delta-block", help="See `depthroute presets`."),
     block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
@@ -90,7 +93,9 @@ def convert(
 def verify(
     source: str = typer.Argument(metavar="SRC", help="What the folder was converted from."),
     out: Path = typer.Argument(metavar="OUT", help="The converted folder."),
-    allow_gap: bool = typer.Option(False, "--allow-gap", help="Accept a plain conversion's gap at step 0."),
+    allow_gap: bool = typer.Option(
+        False, "--allow-gap", help="Accept a gap at step 0 where equality is not promised (plain, mhc)."
+    ),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the figures here too."),
 ) -> None:
     """Compare a converted folder with its source: exit code 0 if bitwise equal, 1 if not."""
@@ -200,44 +205,55 @@ def evaluate(
 def inspect(
     model: str = typer.Argument(help="DepthRoute model folder or hub id."),
     text: Path = typer.Option(help="UTF-8 text file to run the model over."),
-    out: Path = typer.Option(help="Folder for routing_heatmap.png, routing_depth.png and routing.json."),
+    out: Path = typer.Option(help="Folder for report.html, the figures and the numbers as JSON."),
+    other: str | None = typer.Option(
+        None, "--compare", metavar="OTHER", help="Another DepthRoute model: both side by side in one report."
+    ),
     max_tokens: int = typer.Option(4096, help="Tokens of the text to use at most."),
     max_length: int | None = typer.Option(
         None, help="Tokens per window; default 512, or what the model allows if less."
     ),
     batch_size: int = typer.Option(4, help="Windows per forward pass."),
     device: str | None = typer.Option(None, help="cpu, cuda:0, …; default: the first GPU, otherwise the CPU."),
-    overwrite: bool = typer.Option(False, help="Replace the three files in a folder that is not empty."),
+    overwrite: bool = typer.Option(False, help="Replace the files in a folder that is not empty."),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the numbers here too."),
 ) -> None:
-    """Draw what a model's depth reads attend to over a text."""
+    """Measure and draw what a model does with its depth over a text: routing, sources, streams, norms."""
     from rich.progress import track
 
-    from .diagnostics.inspect import inspect as run
+    from .diagnostics.inspect import compare as run_two
+    from .diagnostics.inspect import inspect as run_one
     from .files import check_json_file, write_json
 
     check_json_file(json_file)
-    report = run(
-        model,
-        text,
-        out,
-        max_tokens=max_tokens,
-        max_length=max_length,
-        batch_size=batch_size,
-        device=device,
-        overwrite=overwrite,
-        progress=lambda batches, count: track(batches, description="reading", total=count, transient=True),
-    )
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "max_length": max_length,
+        "batch_size": batch_size,
+        "device": device,
+        "overwrite": overwrite,
+        "progress": lambda batches, count: track(batches, description="reading", total=count, transient=True),
+    }
+    if other is None:
+        report = run_one(model, text, out, **options)
+        table = Table("quantity", "value", title=f"{report['tokens']} tokens")
+        for name, value in report["summary"].items():
+            table.add_row(name, f"{value:.4g}")
+        reads = Table("read", "route", "sources", "max weight", "entropy (nats)", "entropy / ln S")
+        for read in report.get("reads", []):
+            numbers = (f"{read[key]:.3f}" for key in ("max_weight", "entropy", "entropy_normalized"))
+            reads.add_row(read["name"].removeprefix("model."), read["route"], str(len(read["sources"])), *numbers)
+        if reads.row_count:
+            Console().print(reads)
+    else:
+        report = run_two(model, other, text, out, **options)
+        table = Table("quantity", f"a: {model}", f"b: {other}", "b − a")
+        for name, row in report["summary"].items():
+            table.add_row(name, *("–" if value is None else f"{value:.4g}" for value in row.values()))
     if json_file is not None:
         write_json(json_file, report)
-    table = Table(
-        "read", "sources", "max weight", "entropy (nats)", "entropy / ln S", title=f"{report['tokens']} tokens"
-    )
-    for read in report["reads"]:
-        numbers = (f"{read[key]:.3f}" for key in ("max_weight", "entropy", "entropy_normalized"))
-        table.add_row(read["name"].removeprefix("model."), str(len(read["sources"])), *numbers)
     Console().print(table)
-    print(f"written to {out}")
+    print(f"written to {out}: open report.html")
 
 
 @app.command()
@@ -251,7 +267,7 @@ def bench(
     intermediate: int = typer.Option(768, help="Width of the MLP."),
     vocab: int = typer.Option(1024, help="Size of the vocabulary."),
     block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
-    depth_heads: int = typer.Option(1, help="Depth heads; they divide the width."),
+    depth_heads: int = typer.Option(1, help="Depth heads, for presets with depth reads; they divide the width."),
     anchored: bool = typer.Option(False, "--anchored", help="Measure anchored reads."),
     batch: int = typer.Option(2, help="Sequences of a step."),
     tokens: int = typer.Option(256, help="Tokens of a sequence, and in the cache before decoding."),
@@ -328,15 +344,23 @@ def demo(
     )
 
 
+def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """An exception, so that half-written folders are cleared away, with the exit code that a shell gives a killed process."""
+    raise SystemExit(128 + signal_number)
+
+
 def main() -> None:
     """Entry point of the `depthroute` command: errors that a user can mend are one line, not a traceback."""
     from huggingface_hub.errors import StrictDataclassError
 
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except CheckFailed as error:
         print(f"depthroute: check failed: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
-    except (Refused, ValueError, OSError, StrictDataclassError) as error:
+    except (Refused, ValueError, OSError, ImportError, StrictDataclassError) as error:
         print(f"depthroute: refused: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        signal.signal(signal.SIGTERM, before)

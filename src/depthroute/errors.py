@@ -13,8 +13,8 @@ class CheckFailed(RuntimeError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line; of a validation error of transformers' strict configurations, its cause."""
-    cause = error.__cause__
-    if type(error).__name__.startswith("StrictDataclass") and cause is not None:
-        error = cause
+    """An error's message on one line; of a validation error of transformers' strict configurations, its first cause."""
+    if type(error).__name__.startswith("StrictDataclass"):
+        while error.__cause__ is not None:
+            error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__

@@ -11,25 +11,66 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import Refused
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from .errors import Refused, one_line
 
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NOT = ["original/*", "onnx/*", "gguf/*", "consolidated*"]
+# the base of the hub's own error is the error of the HTTP client that it uses, which changed between its releases
+_HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a hub id: owner/name, or one name alone."""
+    return _HUB_ID.fullmatch(name) is not None and name not in (".", "..") and not name.endswith(".gguf")
+
+
+def download(hub_id: str, patterns: list[str], field: str = "model", local: str = "a model folder") -> Path:
+    """The folder with those files of a hub model, from the hub or from its cache.
+
+    Raises:
+        Refused: the hub cannot give it. The line names `field`, and what else is allowed: `local`.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_NOT))
+    except _HUB_ERRORS as error:
+        raise Refused(
+            f"{field}: got {hub_id!r}, no local folder, and the hub could not give it ({type(error).__name__}: "
+            f"{one_line(error)}); allowed: {local} or the id of a reachable hub model"
+        ) from error
 
 
 def check_model(model: str | Path) -> str:
-    """`model` as a string, if it is a local model folder or has the form of a hub id.
+    """`model` as a string, if it is a local model folder or the id of a hub model that can be had.
 
     Raises:
-        Refused: a folder without `config.json`, or a path that does not exist.
+        Refused: a folder without `config.json`, a path that does not exist, or a hub id that the hub cannot give.
     """
     path = Path(model)
-    if path.is_dir():
+    if path.is_dir() and str(model):
         if not (path / "config.json").is_file():
             raise Refused(f"{path}: no config.json in this folder, allowed: a model folder")
-    elif path.exists() or not _HUB_ID.fullmatch(str(model)) or str(model) in (".", ".."):
-        raise Refused(f"{model}: not a folder, allowed: a model folder, or a hub id (owner/name)")
+        return str(model)
+    if path.exists() or not is_hub_id(str(model)):
+        shown = str(model) or "model: got ''"
+        raise Refused(f"{shown}: not a folder, allowed: a model folder, or a hub id (owner/name)")
+    download(str(model), ["config.json"])
     return str(model)
+
+
+def check_parents(path: str | Path) -> None:
+    """Refuse an output that could not be made, because what its parent folder would be is a file.
+
+    Raises:
+        Refused: naming that file.
+    """
+    existing = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise Refused(f"{path}: {existing} is a file, allowed: a path of folders")
 
 
 def check_json_file(file: str | Path | None) -> None:
@@ -72,9 +113,10 @@ def check_output_folder(folder: str | Path, overwrite: bool) -> None:
     """Refuse an output folder that holds something already, unless files in it may be replaced.
 
     Raises:
-        Refused: it is not empty and `overwrite` is False, or it is a file.
+        Refused: it is not empty and `overwrite` is False, or it or a parent of it is a file.
     """
     path = Path(folder)
+    check_parents(path)
     if path.exists() and not path.is_dir():
         raise Refused(f"{path}: is a file, allowed: a folder")
     if path.is_dir() and any(path.iterdir()) and not overwrite:

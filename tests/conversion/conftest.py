@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_qwen3_config
-from conversion_helpers import save_checkpoint, tiny_llama_config
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM
+from conversion_helpers import save_checkpoint, tiny_llama_config, tiny_moe_config
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 from depthroute import cli
 
@@ -21,10 +21,15 @@ def originals(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("sources")
     torch.manual_seed(0)
     qwen3, llama = Qwen3ForCausalLM(tiny_qwen3_config()), LlamaForCausalLM(tiny_llama_config())
+    moe = Qwen3MoeForCausalLM(tiny_moe_config(num_hidden_layers=4))
     tied = Qwen3ForCausalLM(tiny_qwen3_config(tie_word_embeddings=True, initializer_range=0.1))
     return {
         "qwen3": save_checkpoint(qwen3, root / "tiny-qwen3"),
         "llama": save_checkpoint(llama, root / "tiny-llama"),
+        # transformers writes experts one by one, unless told otherwise
+        "moe": save_checkpoint(moe, root / "tiny-moe"),
+        "moe-fused": save_checkpoint(moe, root / "tiny-moe-fused", save_original_format=False),
+        "moe-bf16": save_checkpoint(moe.to(torch.bfloat16), root / "tiny-moe-bf16"),
         "qwen3-bf16": save_checkpoint(qwen3.to(torch.bfloat16), root / "tiny-qwen3-bf16"),
         "llama-bf16": save_checkpoint(llama.to(torch.bfloat16), root / "tiny-llama-bf16"),
         "tied": save_checkpoint(tied, root / "tiny-tied"),

@@ -47,7 +47,12 @@ SOURCES = {
     "another architecture": (
         "qwen3",
         config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
-        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or LlamaForCausalLM",
+        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or Qwen3MoeForCausalLM or LlamaForCausalLM",
+    ),
+    "an architecture that is no list": (
+        "qwen3",
+        config(architectures="Qwen3ForCausalLM"),
+        "config.json: architectures: got 'Qwen3ForCausalLM', allowed: a list of one of Qwen3ForCausalLM",
     ),
     "another head": (
         "qwen3",
@@ -117,6 +122,21 @@ SOURCES = {
         config(intermediate_size=40),
         "shapes differ from the configuration: model.layers.0.mlp.down_proj.weight: got [32, 48], allowed: [32, 40]",
     ),
+    "an expert is missing": (
+        "moe",
+        weights(lambda w: w.pop("model.layers.3.mlp.experts.2.up_proj.weight")),
+        "1 missing keys: model.layers.3.mlp.experts.2.up_proj.weight; allowed: exactly the keys",
+    ),
+    "experts in both layouts": (
+        "moe-fused",
+        weights(lambda w: w.update({"model.layers.3.mlp.experts.2.up_proj.weight": torch.ones(16, 32)})),
+        "1 unexpected keys: model.layers.3.mlp.experts.2.up_proj.weight",
+    ),
+    "fewer experts than configured": (
+        "moe-fused",
+        config(num_local_experts=5),
+        "model.layers.0.mlp.experts.down_proj: got [4, 32, 16], allowed: [5, 32, 16]",
+    ),
     "tokenizer with code": (
         "qwen3",
         lambda f: edit_json(f / "tokenizer_config.json", auto_map={"AutoTokenizer": ["a.B", None]}),
@@ -126,6 +146,11 @@ SOURCES = {
         "qwen3",
         lambda f: (f / "tokenizer_config.json").write_text("{"),
         "tokenizer_config.json: got no JSON",
+    ),
+    "a tokenizer configuration that is a list": (
+        "qwen3",
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "tokenizer_config.json: got a list, allowed: a tokenizer configuration",
     ),
 }  # fmt: skip
 
@@ -137,9 +162,23 @@ OPTIONS = {
         "depth_block_size: got 2, allowed: none, preset 'attnres' has no blocks",
     ),
     "block as large as the model": (["--block-size", "8"], "depth_block_size: got 8 with num_hidden_layers = 8"),
+    "block size for blocks of one layer": (
+        ["--preset", "dar-full", "--block-size", "2"],
+        "depth_block_size: got 2, allowed: none, preset 'dar-full' has blocks of one layer",
+    ),
+    "details of states": (
+        ["--preset", "attnres-states", "--set", "depth_detail_bases=[phase]"],
+        "depth_source: got 'state' with details, allowed: 'output'",
+    ),
+    "a field of another residual": (
+        ["--preset", "dar", "--set", "depth_detail_bases=[phase]"],
+        "depth_detail_bases: got ['phase'], allowed: [], it has no meaning for residual_type = 'dual_stream'",
+    ),
+    "equal write gates": (["--preset", "dar", "--set", "dual_write_asymmetry=0"], "dual_write_asymmetry: got 0, allowed: between 0 and 1"),
     "heads": (["--heads", "5"], "depth_num_heads: got 5, allowed: a divisor of hidden_size = 32"),
     "heads without reads": (["--preset", "standard", "--heads", "2"], "num_heads: got 2, allowed: 1"),
     "unknown field": (["--set", "depth_sorce=state"], "depth_sorce: unknown field, nearest: depth_source"),
+    "a field far from any": (["--set", "wxyz=1"], "wxyz: unknown field, nearest: none is near"),
     "no field": (["--set", "depth_source"], "--set: got 'depth_source', allowed: field=value"),
     "field twice": (["--set", "use_cache=true", "--set", "use_cache=false"], "--set: got use_cache twice"),
     "option and field": (["--heads", "2", "--set", "depth_num_heads=4"], "depth_num_heads: got 2 as an option and 4 as a field"),
@@ -147,6 +186,12 @@ OPTIONS = {
     "value of another type": (["--set", "depth_num_heads=two"], "Field 'depth_num_heads' expected int, got str (value: 'two')"),
     "value out of the list": (["--set", "depth_combine=mix"], "Field 'depth_combine' expected one of ('replace', 'add'), got mix"),
     "value out of range": (["--set", "depth_logit_scale=0"], "depth_logit_scale: got 0, allowed: a finite number > 0"),
+    "an activation that there is none of": (["--set", "hidden_act=foo"], "configuration: no model can be built of it (KeyError"),
+    "a rope type that there is none of": (
+        ["--set", "rope_parameters={rope_type: foo, rope_theta: 1e4}"],
+        "rope_parameters = {'rope_type': 'foo'",
+    ),
+    "no key-value heads": (["--set", "num_key_value_heads=0"], "num_key_value_heads = 0"),
     "dtype": (["--dtype", "int8"], "dtype: got 'int8', allowed: float32, bfloat16, float16"),
     "dtype twice": (["--dtype", "float16", "--set", "dtype=float32"], "dtype: got float16 and the field 'float32'"),
 }  # fmt: skip
@@ -181,11 +226,13 @@ def test_option(case, originals, tmp_path, run_cli):
             "no/such/folder",
             "got 'no/such/folder', which does not exist; allowed: a model folder, a .gguf file or a hub id",
         ),
+        ("", "source: got '', allowed: a model folder, a .gguf file or a hub id"),
         ("owner/not-here", "got 'owner/not-here', no local folder, and the hub could not give it"),
         ("gone.gguf", "got 'gone.gguf', which does not exist"),
         ("weights.bin", "weights.bin: got a pickle file, allowed: safetensors only"),
         ("one.safetensors", "one.safetensors: got a file, allowed: a model folder"),
         ("text.gguf", "text.gguf: got a file that does not begin with GGUF"),
+        ("cut.gguf", "cut.gguf: transformers cannot load it"),
     ],
 )
 def test_source_that_is_no_folder(name, message, tmp_path, run_cli, monkeypatch):
@@ -193,8 +240,15 @@ def test_source_that_is_no_folder(name, message, tmp_path, run_cli, monkeypatch)
     torch.save({}, tmp_path / "weights.bin")
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
     (tmp_path / "text.gguf").write_text("hello")
+    (tmp_path / "cut.gguf").write_text("GGUF1234")
     left = sorted(os.listdir(tmp_path))
     check_refused(run_cli("convert", name, tmp_path / "out"), message, tmp_path, left)
+
+
+def test_an_output_under_a_file(originals, tmp_path, run_cli):
+    (tmp_path / "afile").write_text("x")
+    result = run_cli("convert", originals["qwen3"], tmp_path / "afile" / "x" / "y")
+    check_refused(result, "afile is a file, allowed: a path of folders", tmp_path, ["afile"])
 
 
 def test_json_file_that_cannot_be_written(originals, converted, tmp_path, run_cli):

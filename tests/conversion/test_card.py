@@ -9,8 +9,9 @@ import pytest
 from conversion_helpers import edit_json
 from huggingface_hub import ModelCard
 
-from depthroute import DepthRouteConfig, convert
+from depthroute import PRESETS, DepthRouteConfig, convert
 from depthroute.errors import Refused
+from depthroute_conversion.card import sections_of, template, topics_of
 
 
 @pytest.fixture
@@ -79,6 +80,81 @@ def test_the_command_on_the_card_repeats_the_conversion(originals, tmp_path, mon
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
         tmp_path / "again" / "model.safetensors"
     ).read_bytes()
+
+
+# a phrase of each section, and the presets (with options) on whose card it stands
+SECTIONS = {
+    "The residual is the standard one": {"standard"},
+    "The reads are anchored": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "custom"},
+    "The reads are plain": {"plain"},
+    "No preset is spelled by its fields": {"custom"},
+    "softmax p over what earlier depths wrote": {
+        "attnres",
+        "delta",
+        "delta-block",
+        "rd-attnres",
+        "wav",
+        "plain",
+        "custom",
+    },
+    "### Value route": {"rd-attnres"},
+    "### Details": {"wav"},
+    "Two streams run through depth": {"dar", "moe"},
+    "hyper_num_streams": {"mhc"},
+    "its learned scale": {"rezero", "layerscale", "rezero plain"},
+    "The scales start at one": {"rezero", "layerscale"},
+    "The scales start at the paper's small values": {"rezero plain"},
+    "### Experts": {"moe"},
+    "output_routing": {"attnres", "delta", "delta-block", "rd-attnres", "wav", "dar", "moe", "plain", "custom"},
+}
+CARDS = {
+    **{name: ("qwen3", name, {}) for name in PRESETS if name not in ("attnres-block", "attnres-states", "dar-full")},
+    "moe": ("moe", "dar", {}),
+    "plain": ("qwen3", "attnres-block", {"anchored": False}),
+    "rezero plain": ("qwen3", "rezero", {"anchored": False}),
+    "custom": ("qwen3", "delta-block", {"fields": {"depth_source": "state"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def cards(originals, tmp_path_factory):
+    root, texts = tmp_path_factory.mktemp("cards"), {}
+    for card, (source, preset, options) in CARDS.items():
+        convert(originals[source], root / card, preset, verify=False, **options)
+        texts[card] = (root / card / "README.md").read_text()
+    return texts
+
+
+@pytest.mark.parametrize("phrase", SECTIONS)
+def test_a_section_stands_where_it_applies(phrase, cards):
+    assert {card for card, text in cards.items() if phrase in text} == SECTIONS[phrase]
+
+
+def test_no_section_is_without_a_topic_and_no_mark_is_left(cards):
+    reached = {topic for _, preset, options in CARDS.values() for topic in topics_of(config_of(preset, **options))}
+    assert sections_of(template()) - {"experts"} <= reached
+    for text in cards.values():
+        assert "<!--" not in text and "$" not in text and "\n\n\n" not in text.split("# Conversion")[0]
+
+
+def config_of(preset: str, anchored: bool = True, fields: dict | None = None) -> DepthRouteConfig:
+    return DepthRouteConfig.from_preset(preset, depth_anchored=anchored, **(fields or {}))
+
+
+def test_a_card_states_the_preset_that_its_fields_spell(originals, tmp_path):
+    report = convert(originals["qwen3"], tmp_path / "out", fields={"depth_combine": "replace"}, verify=False)
+    assert report.preset == "attnres-block"
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert PRESETS["attnres-block"].equation in card.text and "x = h + Σ" not in card.text
+    assert "attnres-block" in card.data.tags and "--preset delta-block --set 'depth_combine=" in card.text
+
+
+def test_names_with_spaces_are_quoted_in_the_command(copy_of, tmp_path):
+    source = copy_of("qwen3").rename(tmp_path / "my $model")
+    convert(source, tmp_path / "out; ls", verify=False)
+    text = (tmp_path / "out; ls" / "README.md").read_text()
+    command = next(line.strip() for line in text.splitlines() if line.startswith("    depthroute convert"))
+    assert shlex.split(command)[2:4] == ["my $model", "out; ls"]
 
 
 def test_a_source_card_without_metadata_is_ignored(copy_of, tmp_path):

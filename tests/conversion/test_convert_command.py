@@ -38,7 +38,7 @@ def test_plain_convert_prints_its_gap_and_succeeds(originals, tmp_path, run_cli)
 
 def test_standard_has_no_queries_and_says_so(originals, tmp_path, run_cli):
     code, out, _ = run_cli("convert", originals["qwen3"], tmp_path / "out", "--preset", "standard")
-    assert code == 0 and "negative control, one weight (no queries here) perturbed" in out
+    assert code == 0 and "negative control, one weight (no routing here) perturbed" in out
     assert "0 in 0 tensors" in out
 
 

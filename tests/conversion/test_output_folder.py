@@ -3,6 +3,9 @@
 """The output folder appears whole or not at all, and never costs a folder that was there."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,27 @@ def test_an_interrupted_conversion_leaves_things_as_they_were(stage, exists, mon
         convert(originals["qwen3"], out, overwrite=exists, verify=stage == "verify")
     assert os.listdir(tmp_path) == (["out"] if exists else [])
     assert not exists or (out / "stale.txt").read_text() == "old"
+
+
+def test_a_command_that_is_terminated_leaves_nothing(originals, tmp_path):
+    code = """
+import sys, time
+import depthroute_conversion.conversion as conversion
+from depthroute import cli
+
+def wait(*arguments):
+    print("verifying", flush=True)
+    time.sleep(60)
+
+conversion.compare = wait
+cli.main()
+"""
+    command = [sys.executable, "-c", code, "convert", str(originals["qwen3"]), str(tmp_path / "deep" / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "verifying\n" and len(os.listdir(tmp_path / "deep")) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failed_rename_brings_the_old_folder_back(old, monkeypatch):

@@ -48,6 +48,8 @@ def test_task_path_is_printed_without_a_model(monkeypatch, capsys):
     [
         (["--tasks", "depthroute_choice", "--batch-size", "0"], "batch_size: got '0', allowed: a number ≥ 1, auto"),
         (["--tasks", "depthroute_choice", "--batch-size", "many"], "batch_size: got 'many'"),
+        (["--tasks", "depthroute_choice", "--num-fewshot", "-1"], "num_fewshot: got -1, allowed: a number ≥ 0"),
+        (["--tasks", "depthroute_choice", "--max-length", "257"], "max_length: got 257, allowed: at most 256"),
         (["--tasks", "depthroute_choice", "--limit", "0"], "limit: got 0.0, allowed"),
         (["--tasks", "depthroute_choice", "--limit", "2.5"], "limit: got 2.5, allowed"),
         (["--tasks", "depthroute_choice", "--device", "toaster"], "device: got 'toaster', allowed"),
@@ -62,6 +64,12 @@ def test_bad_options_are_refused_in_one_line(folder, monkeypatch, capsys, option
     assert code == 2
     assert message in err.splitlines()[-1] and err.splitlines()[-1].startswith("depthroute: refused: ")
     assert "Traceback" not in err and not out
+
+
+def test_a_name_that_is_no_model_is_refused_by_that_name(monkeypatch, capsys):
+    code, _, err = run_command(monkeypatch, capsys, "eval", "nope", "--tasks", "depthroute_choice")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "model: got 'nope', no local folder" in err and "allowed: a model folder or the id of a reachable" in err
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty"])

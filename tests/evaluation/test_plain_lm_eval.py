@@ -23,15 +23,23 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
-sys.argv[0] = "lm_eval"
-runpy.run_module("lm_eval", run_name="__main__", alter_sys=True)
+output, folders = sys.argv[1], sys.argv[2:sys.argv.index("--")]
+options = sys.argv[sys.argv.index("--") + 1:]
+for folder in folders:
+    model = ["--model_args", f"pretrained={folder},trust_remote_code=True", "--output_path", f"{output}/{folder[-3:]}"]
+    sys.argv = ["lm_eval", *model, *options]
+    runpy.run_module("lm_eval", run_name="__main__", alter_sys=True)
 """
+
+PRESETS = {"0.1": ("attnres-block", {}), "0.2": ("dar", {"dual_gates": "dynamic"})}
 
 
 def test_lm_eval_runs_the_code_in_the_folder(stock, graft, tmp_path):
-    model = graft("attnres-block", depth_anchored=True)
-    randomize_routing(model, scale=1.0)
-    folder = save_folder(model, tmp_path / "routed-0.1")
+    models = {version: graft(preset, depth_anchored=True, **values) for version, (preset, values) in PRESETS.items()}
+    folders = []
+    for version, model in models.items():
+        randomize_routing(model, scale=1.0)
+        folders.append(str(save_folder(model, tmp_path / f"routed-{version}")))
     task = "depthroute_perplexity"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {
@@ -39,11 +47,10 @@ def test_lm_eval_runs_the_code_in_the_folder(stock, graft, tmp_path):
         "HF_DATASETS_CACHE": str(tmp_path / "datasets"),
         "OMP_NUM_THREADS": "1",
     }
-    options = ["--model", "hf", "--model_args", f"pretrained={folder},trust_remote_code=True", "--tasks", task]
-    options += ["--include_path", str(TASK_FOLDER), "--device", "cpu", "--batch_size", "2", "--limit", "3"]
-    options += ["--output_path", str(tmp_path / "results")]
+    options = ["--model", "hf", "--tasks", task, "--include_path", str(TASK_FOLDER)]
+    options += ["--device", "cpu", "--batch_size", "2", "--limit", "3"]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE, *options],
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(tmp_path / "results"), *folders, "--", *options],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -52,12 +59,13 @@ def test_lm_eval_runs_the_code_in_the_folder(stock, graft, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    (file,) = (tmp_path / "results").rglob("results_*.json")
-    scores = json.loads(file.read_text())["results"][task]
     assert list((tmp_path / "modules").rglob("modeling_depthroute.py")), "the folder's own code did not run"
 
-    here = evaluate(model, task, 2, 3, tokenizer=character_tokenizer(), bootstrap_iters=0)["results"][task]
     base = evaluate(stock, task, 2, 3, tokenizer=character_tokenizer(), bootstrap_iters=0)["results"][task]
-    # the same arithmetic, in a process of its own
-    assert scores["bits_per_byte,none"] == pytest.approx(here["bits_per_byte,none"], rel=1e-6)
-    assert abs(scores["bits_per_byte,none"] - base["bits_per_byte,none"]) > 0.01
+    for version, model in models.items():
+        (file,) = (tmp_path / "results" / version).rglob("results_*.json")
+        scores = json.loads(file.read_text())["results"][task]
+        here = evaluate(model, task, 2, 3, tokenizer=character_tokenizer(), bootstrap_iters=0)["results"][task]
+        # the same arithmetic, in a process of its own
+        assert scores["bits_per_byte,none"] == pytest.approx(here["bits_per_byte,none"], rel=1e-6)
+        assert abs(scores["bits_per_byte,none"] - base["bits_per_byte,none"]) > 0.01

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from conftest import ROUTED_PRESETS, randomize_routing, tiny_config
+from conftest import ROUTED_PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
 from transformers import DynamicCache
 
 from depthroute import DepthRouteForCausalLM
@@ -13,14 +13,19 @@ from depthroute import DepthRouteForCausalLM
 GREEDY = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
 
 
-@pytest.fixture(scope="module", params=[*ROUTED_PRESETS, "delta-block-anchored-heads"])
+# what a preset's name does not say
+VARIANTS = {
+    "delta-block anchored, heads": ("delta-block", {"depth_anchored": True, "depth_num_heads": 4}),
+    "wav decoupled, null": ("wav", {"depth_value_route": "decoupled", "depth_null_source": True}),
+    "dar dynamic": ("dar", {"dual_gates": "dynamic", "dual_partial_source": False}),
+}
+
+
+@pytest.fixture(scope="module", params=[*ROUTED_PRESETS, *VARIANTS])
 def model(request):
     torch.manual_seed(0)
-    if request.param == "delta-block-anchored-heads":
-        config = tiny_config("delta-block", depth_anchored=True, depth_num_heads=4)
-    else:
-        config = tiny_config(request.param)
-    model = DepthRouteForCausalLM(config).eval()
+    preset, values = VARIANTS.get(request.param, (request.param, {}))
+    model = DepthRouteForCausalLM(tiny_config(preset, base=tiny_qwen3_config(num_hidden_layers=4), **values)).eval()
     randomize_routing(model)
     return model
 
@@ -86,10 +91,18 @@ def test_routing_in_generate(model, token_ids):
     output = model.generate(token_ids, output_routing=True, return_dict_in_generate=True, **GREEDY)
     assert torch.equal(output.sequences, model.generate(token_ids, **GREEDY))
     assert len(output.routing) == 8
-    lengths = [next(iter(step.values())).weights.shape[2] for step in output.routing]
-    assert lengths == [13] + [1] * 7
+    if model.config.residual_type in ("depth_attention", "dual_stream"):  # the baselines have no weights over depth
+        axis = -1 if model.config.depth_num_heads == 1 else -2
+        lengths = [next(iter(step.values())).weights.shape[axis] for step in output.routing]
+        assert lengths == [13] + [1] * 7
     with pytest.raises(ValueError, match="return_dict_in_generate: got False, allowed: True"):
         model.generate(token_ids, output_routing=True, **GREEDY)
+
+
+def test_routing_in_assisted_decoding(model, stock, token_ids):
+    prompt = token_ids[:1]
+    output = model.generate(prompt, assistant_model=stock, output_routing=True, return_dict_in_generate=True, **GREEDY)
+    assert torch.equal(output.sequences, model.generate(prompt, **GREEDY)) and output.routing
 
 
 def test_sampling_is_reproducible(model, token_ids):

@@ -5,6 +5,7 @@
 import pytest
 import torch
 from conftest import tiny_config, tiny_qwen3_config
+from torch.utils._pytree import tree_map
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -57,6 +58,9 @@ def test_anchored_head_equals_stock(kind, token_ids, tmp_path):
     name = "model.layers.2.attn_read"
     assert output.routing[name].sources == ["embedding", "block 0"] and hasattr(model.get_submodule(name), "query")
     assert "routing" not in model(token_ids)
+    # what gathers and moves outputs takes them apart and builds them anew
+    again = tree_map(lambda leaf: leaf, output)
+    assert type(again) is type(output) and again.routing.keys() == output.routing.keys()
 
     model.save_pretrained(tmp_path)
     loaded = auto_class.from_pretrained(tmp_path).eval()

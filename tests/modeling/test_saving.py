@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import randomize_routing, run_alone, tiny_config
+from conftest import randomize_routing, run_alone, tiny_config, tiny_qwen3_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import depthroute
-from depthroute import DepthRouteForCausalLM, DepthRouteModel
+from depthroute import PRESETS, DepthRouteForCausalLM, DepthRouteModel
 from depthroute.modeling.configuration_depthroute import AUTO_MAP
 
 
@@ -31,10 +31,9 @@ def check(model, expected):
     found = model.state_dict()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    for name in found:
-        if name.endswith(("query", "key_norm")):
-            assert name in expected, name
+    assert not any("_read." in name or "_scale" in name for name in found.keys() - expected.keys())
 
+torch.set_num_threads(1)
 ids = torch.arange(1, 14).view(1, -1)
 for folder in map(Path, sys.argv[1:]):
     expected = load_file(folder / "model.safetensors")
@@ -47,6 +46,9 @@ for folder in map(Path, sys.argv[1:]):
     shutil.rmtree(folder)
     model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
     check(model, expected)
+    assert torch.equal(model(ids).logits, logits)
+    if "attnres-v" not in again.name:
+        continue
     os.chdir(again)
     model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True).eval()
     check(model, expected)
@@ -59,40 +61,50 @@ print("alone: ok")
 """
 
 
+# every preset, and every kind of parameter that none of them has
+SAVED = {
+    **{preset: (preset, {"depth_anchored": True}) for preset in PRESETS},
+    "custom": ("wav", {"depth_value_route": "average", "depth_value_projection": True, "depth_null_source": True}),
+    "dar-dynamic": ("dar", {"dual_gates": "dynamic"}),
+}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder per preset, whose name has dots, with every routing parameter set to random values."""
     folder = tmp_path_factory.mktemp("trained")
     models = {}
-    for preset in ("attnres", "delta-block"):
+    base = tiny_qwen3_config(num_hidden_layers=4)
+    for name, (preset, values) in SAVED.items():
         torch.manual_seed(0)
-        model = DepthRouteForCausalLM(tiny_config(preset, depth_anchored=True)).eval()
+        model = DepthRouteForCausalLM(tiny_config(preset, base=base, **values)).eval()
         randomize_routing(model)
-        model.save_pretrained(folder / f"tiny.{preset}-v0.1")
-        models[preset] = model
+        model.save_pretrained(folder / f"tiny.{name}-v0.1")
+        models[name] = model
     return folder, models
 
 
 @pytest.mark.smoke
-def test_through_our_class_and_through_auto_classes(trained, token_ids):
+@pytest.mark.parametrize("name", SAVED)
+def test_through_our_class_and_through_auto_classes(name, trained, token_ids):
     folder, models = trained
-    for preset, model in models.items():
-        path = folder / f"tiny.{preset}-v0.1"
-        for load in (DepthRouteForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
-            loaded = load(path).eval()
-            assert type(loaded) is DepthRouteForCausalLM
-            assert loaded.state_dict().keys() == model.state_dict().keys()
-            for name, tensor in model.state_dict().items():
-                assert torch.equal(loaded.state_dict()[name], tensor), name
-            assert torch.equal(loaded(token_ids).logits, model(token_ids).logits)
-        assert type(AutoModel.from_pretrained(path)) is DepthRouteModel
-        assert AutoConfig.from_pretrained(path).preset_name == preset
+    model, path = models[name], folder / f"tiny.{name}-v0.1"
+    for load in (DepthRouteForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        loaded = load(path).eval()
+        assert type(loaded) is DepthRouteForCausalLM
+        assert loaded.state_dict().keys() == model.state_dict().keys()
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[key], tensor), key
+        assert torch.equal(loaded(token_ids).logits, model(token_ids).logits)
+    assert type(AutoModel.from_pretrained(path)) is DepthRouteModel
+    assert AutoConfig.from_pretrained(path).preset_name == model.config.preset_name
+    assert name not in PRESETS or model.config.preset_name == name
 
 
 @pytest.mark.smoke
 def test_alone_with_trust_remote_code(trained, tmp_path):
     folder, models = trained
-    copies = [shutil.copytree(folder / f"tiny.{preset}-v0.1", tmp_path / f"tiny.{preset}-v0.1") for preset in models]
+    copies = [shutil.copytree(folder / f"tiny.{name}-v0.1", tmp_path / f"tiny.{name}-v0.1") for name in models]
     done = run_alone(ALONE, *map(str, copies), cache=tmp_path)
     assert done.returncode == 0 and "alone: ok" in done.stdout, done.stderr[-3000:]
 
@@ -133,15 +145,28 @@ def test_one_missing_parameter_leaves_its_neighbours_trained(trained, tmp_path):
 
 
 def assert_at_start(model):
-    for name, parameter in model.routing_parameters().items():
-        start = torch.ones_like(parameter) if name.endswith("key_norm") else torch.zeros_like(parameter)
-        assert torch.equal(parameter, start), name
+    """By the last part of its name, what a parameter starts at; `gate_bias` and LayerScale have tests of their own."""
+    start = {"key_norm": 1.0, "detail_bias": -2.0, "gate_scale": 0.01}
+    elsewhere = ("gate_bias", "gate_logits", "attn_scale", "mlp_scale")
+    fresh = DepthRouteForCausalLM(model.config)  # no meta device, no checkpoint
     assert model.routing_parameters()
+    for name, parameter in model.routing_parameters().items():
+        part = name.split(".")[-1]
+        if part in elsewhere:
+            expected = fresh.get_parameter(name).to(parameter.dtype)
+            assert expected.abs().max() > 0 or part == "attn_scale" or len(expected) == 1, name
+        elif part == "value_proj":
+            expected = torch.eye(len(parameter), dtype=parameter.dtype)
+        else:
+            expected = torch.full_like(parameter, start.get(part, 0.0))
+        assert torch.equal(parameter, expected), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_initial_values(dtype, stock, tmp_path):
-    config = tiny_config("attnres", base=stock.config)
+@pytest.mark.parametrize("name", ["attnres", "custom", "dar-dynamic", "mhc", "layerscale"])
+def test_initial_values(name, dtype, stock, tmp_path):
+    preset, values = SAVED[name]
+    config = tiny_config(preset, base=stock.config, **{**values, "depth_anchored": False})
     assert_at_start(AutoModelForCausalLM.from_config(config, dtype=dtype))
     stock.save_pretrained(tmp_path)
     # plain base weights; from_pretrained itself builds the model on the meta device

@@ -72,8 +72,8 @@ def test_llama_without_query_and_key_norms(dtype, token_ids):
     )
     torch.manual_seed(0)
     llama = LlamaForCausalLM(base).to(dtype).eval()
-    for preset, values in (("standard", {}), ("attnres", {"depth_anchored": True})):
-        config = DepthRouteConfig.from_preset(preset, base=base, **values)
+    for preset in ("standard", "attnres", "rd-attnres", "wav", "dar", "layerscale"):
+        config = DepthRouteConfig.from_preset(preset, base=base, depth_anchored=True)
         assert config.qk_norm is False and config.rms_norm_eps == 1e-5
         model = DepthRouteForCausalLM(config).to(dtype).eval()
         missing = model.load_state_dict(llama.state_dict(), strict=False).missing_keys

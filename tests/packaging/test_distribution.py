@@ -129,3 +129,8 @@ def test_oldest_lock_is_the_oldest_supported_transformers():
 
 def test_nothing_compiles_on_installation():
     assert not {"llm", "llama-cpp-python"} & {line.partition("==")[0] for line in lock_lines("requirements-dev.lock")}
+
+
+def test_every_public_name_is_listed_also_before_its_module_is_imported():
+    code = "import depthroute; missing = set(depthroute.__all__) - set(dir(depthroute)); assert not missing, missing"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,6 +21,13 @@ FACTORS = {
     "attnres-states": 2,
     "delta": 10,
     "delta-block": 10,
+    "rd-attnres": 2,
+    "wav": 2,
+    "dar": 2,
+    "dar-full": 2,
+    "mhc": 1,
+    "rezero": 1,
+    "layerscale": 1,
 }
 
 
@@ -44,14 +51,28 @@ def test_groups_and_default_rates(preset, graft):
     assert len(held) == len(set(held)) and set(held) == ids(model.parameters())
     decayed, plain, *routing = groups
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
-    assert ids(decayed["params"]) == ids(p for p in model.parameters() if p.dim() == 2)
-    assert all(p.dim() == 1 for p in plain["params"])
+    base = [p for p in model.parameters() if id(p) not in ids(model.routing_parameters().values())]
+    assert ids(decayed["params"]) == ids(p for p in base if p.dim() == 2)
+    assert ids(plain["params"]) == ids(p for p in base if p.dim() == 1)
     if FACTORS[preset] is None:
         assert not routing
         return
     assert ids(routing[0]["params"]) == ids(model.routing_parameters().values())
     assert routing[0]["weight_decay"] == 0
     assert routing[0]["lr"] == pytest.approx(FACTORS[preset] * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "values"),
+    [("delta-block", {"depth_detail_bases": ["phase"]}), ("attnres", {"depth_value_projection": True, "depth_null_source": True}),
+     ("dar", {"dual_gates": "dynamic"})],
+)  # fmt: skip
+def test_options_of_a_residual_belong_to_its_routing(preset, values, graft):
+    model = graft(preset, **values)
+    extra = model.routing_parameters().keys() - graft(preset).routing_parameters().keys()
+    group = optimizer_groups(model, 1e-3, 0.1)[-1]
+    assert extra and ids(model.get_parameter(name) for name in extra) <= ids(group["params"])
+    assert group["lr"] == pytest.approx(FACTORS[preset] * 1e-3) and group["weight_decay"] == 0
 
 
 def test_a_given_rate_wins(graft):
@@ -105,14 +126,22 @@ def test_a_rate_with_large_logit_steps_is_warned_of(graft, caplog):
         assert not caplog.records
         optimizer_groups(model, 1e-3, 0.0, routing_learning_rate=0.04)
     assert "routing_learning_rate: got 0.04" in caplog.text
+    caplog.clear()
+    optimizer_groups(graft("layerscale"), 1e-3, 0.0, routing_learning_rate=0.04)  # no queries, no logits
+    assert not caplog.records
+
+
+MOVING = {"mhc": "gate_bias", "rezero": "scale", "layerscale": "scale"}
 
 
 @pytest.mark.parametrize("preset", ROUTED_PRESETS)
 def test_every_query_has_a_gradient_and_moves(preset, graft, token_ids):
-    """Anchored, three AdamW steps from the start of a conversion."""
+    """Anchored, three AdamW steps from the start of a conversion; of the baselines the gates and scales."""
     model: DepthRouteForCausalLM = graft(preset, depth_anchored=True).train()
-    queries = {name: p for name, p in model.routing_parameters().items() if name.endswith("query")}
-    assert queries and all(not parameter.any() for parameter in queries.values())
+    moving = MOVING.get(preset, "query")
+    queries = {name: p for name, p in model.routing_parameters().items() if name.endswith(moving)}
+    starts = {name: parameter.detach().clone() for name, parameter in queries.items()}
+    assert queries and (moving != "query" or all(not parameter.any() for parameter in queries.values()))
     optimizer = torch.optim.AdamW(optimizer_groups(model, learning_rate=1e-4, weight_decay=0.1))
     for step in range(3):
         model(token_ids, labels=token_ids).loss.backward()
@@ -122,6 +151,6 @@ def test_every_query_has_a_gradient_and_moves(preset, graft, token_ids):
         optimizer.zero_grad()
     rate = optimizer.param_groups[-1]["lr"]
     for name, parameter in queries.items():
-        moved = parameter.abs().max().item()
+        moved = (parameter - starts[name]).abs().max().item()
         # AdamW moves an entry by at most about its rate in each of the first steps
         assert 0.5 * rate < moved < 3.5 * rate, name

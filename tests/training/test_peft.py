@@ -7,6 +7,7 @@ import torch
 from conftest import randomize_routing
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from depthroute.errors import Refused
 from depthroute.training import (
     DepthRouteTrainer,
     DepthRouteTrainingArguments,
@@ -21,6 +22,9 @@ NAMES = {
     "attnres": ["attn_read", "final_read", "mlp_read"],
     "delta": ["attn_read", "mlp_read"],
     "delta-block": ["attn_read", "mlp_read"],
+    "rd-attnres": ["attn_read", "final_read", "mlp_read"],
+    "dar": ["attn_read", "final_read", "mlp_read"],
+    "mhc": ["attn_read", "final_read", "mlp_read"],
 }
 
 
@@ -59,8 +63,9 @@ def test_routing_survives_adapter_save_load_and_merge(preset, graft, token_ids, 
     logits = model(token_ids).logits
     assert not torch.equal(logits, before)  # the parameters found are those that run
 
+    start = graft(preset, depth_anchored=True).routing_parameters()
     with model.disable_adapter():
-        assert all(not p.any() for name, p in routing_parameters(model).items() if name.endswith("query"))
+        assert all(torch.equal(p, start[name]) for name, p in routing_parameters(model).items())
     save_routing(model, tmp_path / "routing.safetensors")
     model.save_pretrained(tmp_path / "adapter")
     loaded = PeftModel.from_pretrained(graft(preset, depth_anchored=True), tmp_path / "adapter").eval()
@@ -108,6 +113,30 @@ def test_trainer_on_an_adapted_model(reentrant, graft, token_ids, tmp_path):
     again = PeftModel.from_pretrained(graft("delta", depth_anchored=True), tmp_path / "out" / "checkpoint-2")
     for name, parameter in routing_parameters(again).items():
         assert torch.equal(parameter, routing_parameters(model)[name]), name
+
+
+@pytest.mark.parametrize("preset", ["rezero", "layerscale"])
+def test_scales_are_no_modules_and_go_their_own_way(preset, graft, token_ids, tmp_path):
+    """PEFT saves modules only, so the names are refused; what the refusal advises keeps the scales."""
+    base = graft(preset, depth_anchored=True)
+    with pytest.raises(Refused, match="modules_to_save: got attn_scale and mlp_scale, .* keep them with save_routing"):
+        routing_module_names(base)
+    model = adapted(base)
+    found = routing_parameters(model)
+    assert found.keys() == graft(preset).routing_parameters().keys()
+    for parameter in found.values():
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.SGD(found.values(), lr=0.1)
+    model(token_ids, labels=token_ids).loss.backward()
+    optimizer.step()
+    assert all((parameter != 1).any() for parameter in found.values())
+    logits = model.eval()(token_ids).logits
+    model.save_pretrained(tmp_path / "adapter")
+    save_routing(model, tmp_path / "routing.safetensors")
+    again = PeftModel.from_pretrained(graft(preset, depth_anchored=True), tmp_path / "adapter").eval()
+    assert not torch.equal(again(token_ids).logits, logits)
+    load_routing(again, tmp_path / "routing.safetensors")
+    assert torch.equal(again(token_ids).logits, logits)
 
 
 def test_without_modules_to_save_the_frozen_routing_is_told(graft, token_ids, tmp_path, caplog):

@@ -15,8 +15,21 @@ from depthroute.errors import Refused
 from depthroute.training import freeze_base, load_routing, routing_module_names, routing_parameters, save_routing
 
 
-def test_saved_and_loaded_onto_a_fresh_conversion(graft, token_ids, tmp_path):
-    trained, fresh = (graft("attnres-block", depth_anchored=True) for _ in range(2))
+# one of every kind of routing parameter
+MODELS = {
+    "attnres-block": {"depth_value_projection": True, "depth_null_source": True},
+    "rd-attnres": {"depth_key_norm": "none"},
+    "wav": {},
+    "dar": {"dual_gates": "dynamic"},
+    "mhc": {"hyper_num_streams": 2},
+    "rezero": {},
+    "layerscale": {},
+}
+
+
+@pytest.mark.parametrize("preset", MODELS)
+def test_saved_and_loaded_onto_a_fresh_conversion(preset, graft, token_ids, tmp_path):
+    trained, fresh = (graft(preset, depth_anchored=True, **MODELS[preset]) for _ in range(2))
     randomize_routing(trained)
     assert not torch.equal(trained(token_ids).logits, fresh(token_ids).logits)
     file = tmp_path / "routing.safetensors"
@@ -25,7 +38,7 @@ def test_saved_and_loaded_onto_a_fresh_conversion(graft, token_ids, tmp_path):
     assert torch.equal(trained(token_ids).logits, fresh(token_ids).logits)
     assert load_file(file).keys() == trained.routing_parameters().keys()
     numbers = sum(parameter.numel() for parameter in trained.routing_parameters().values())
-    assert 4 * numbers <= file.stat().st_size < 4 * numbers + 8192  # the vectors and a header, none of the base
+    assert 4 * numbers <= file.stat().st_size < 4 * numbers + 16384  # the vectors and a header, none of the base
 
 
 def test_names_are_the_same_with_and_without_a_head(graft, tmp_path):
@@ -91,7 +104,8 @@ def test_a_model_without_routing_is_refused(graft, stock, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_freeze_base_leaves_the_routing_trainable(graft):
-    model = graft("delta-block", depth_anchored=True)
+@pytest.mark.parametrize("preset", ["delta-block", *MODELS])
+def test_freeze_base_leaves_the_routing_trainable(preset, graft):
+    model = graft(preset, depth_anchored=True, **MODELS.get(preset, {}))
     freeze_base(model)
     assert {n for n, p in model.named_parameters() if p.requires_grad} == model.routing_parameters().keys()

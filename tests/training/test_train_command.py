@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`depthroute train`: options, YAML, a run from files to a folder, and what is refused."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -84,6 +85,7 @@ def test_resume_alone_means_the_newest(tmp_path):
     ("arguments", "message"),
     [
         (["--learning_rat", "1"], "--learning_rat: unknown option, nearest: learning_rate"),
+        (["--foo"], "--foo: unknown option, nearest: none is near$"),
         (["--freze-base"], "--freze-base: unknown option, nearest: freeze_base"),
         (["--max_steps", "many"], "max_steps.*many"),
         (["--dtype", "int8"], "dtype.*int8.*float32"),
@@ -210,6 +212,12 @@ def test_data_set_with_its_validation_split(options, text, tmp_path):
     [
         ({"model": None}, "model: got none"),
         ({"model": "./absent/model"}, r"absent/model: not a folder"),
+        (
+            {"model": "nope"},
+            "model: got 'nope', no local folder, .*; allowed: a model folder or the id of a reachable hub",
+        ),
+        ({"model": ""}, "model: got"),
+        ({"output_dir": f"{__file__}/x"}, "is a file, allowed: a path of folders"),
         ({"train_files": None}, "train_files, dataset: got both or neither"),
         ({"train_files": ["absent.txt"]}, r"absent\.txt: no such file"),
         ({"validation_fraction": 0.5}, "validation_files, validation_fraction: got 2 sources"),
@@ -227,6 +235,23 @@ def test_runs_that_are_refused_leave_nothing(change, message, options, tmp_path)
     with pytest.raises(Refused, match=message):
         train(as_arguments({**options, **change}))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "change", "message"),
+    [
+        ("flash_attn", {"attn_implementation": "flash_attention_2"}, "flashattention2"),
+        ("wandb", {"report_to": "wandb"}, "report_to: got 'wandb', allowed: none, or what is installed"),
+        ("deepspeed", {"deepspeed": "absent.json"}, "deepspeed"),
+    ],
+)
+def test_packages_that_are_not_installed_are_named_in_one_line(package, change, message, options, monkeypatch, capsys):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    assert command_line(monkeypatch, "train", *as_arguments({**options, **change})) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("depthroute: refused: ") and message in last.lower()
+    assert not Path(str(options["output_dir"])).exists()
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(options):

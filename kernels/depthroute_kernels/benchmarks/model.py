@@ -19,7 +19,7 @@ import depthroute
 from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import Refused
 from depthroute.modeling.compat import CACHE_NAME
-from depthroute.modeling.configuration_depthroute import get_preset
+from depthroute.modeling.configuration_depthroute import MEANT_FOR, get_preset
 
 from .measure import Work, interleaved_times, peak_bytes, quartiles, saved_bytes
 from .parity import check_anchored_start, check_reads
@@ -38,7 +38,7 @@ class BenchmarkSettings:
         presets: names of `depthroute.PRESETS`; `standard` shows how much two equal models differ.
         layers, width, heads, kv_heads, head_dim, intermediate, vocab: sizes of the model.
         block_size: layers per block for presets that always have blocks; None: ceil(L/8).
-        depth_heads: H of the reads.
+        depth_heads: H of the reads, for presets with depth reads.
         anchored: measure anchored reads.
         batch, tokens: B and T of a step; also the cached tokens before decoding.
         dtype: of weights and activations.
@@ -134,7 +134,8 @@ class Case:
 def run_benchmark(settings: BenchmarkSettings, progress: bool = False) -> dict[str, Any]:
     """Measure every preset and stock Qwen3 on the same weights and tokens.
 
-    Before anything is timed, each preset's anchored form must equal stock bit for bit, and its reads the equation in float64.
+    Before anything is timed, each preset's anchored form must equal stock bit for bit (mHC nearly), and its reads and writes
+    the equations in float64.
 
     Args:
         settings: what to measure.
@@ -246,9 +247,11 @@ def preset_config(name: str, settings: BenchmarkSettings, base: Qwen3Config, anc
     """The preset on the stock model's sizes."""
     options: dict[str, Any] = {}
     if name != "standard":
-        options = {"depth_num_heads": settings.depth_heads, "depth_anchored": anchored}
-        if PRESETS[name].blocks == "always":
-            options["depth_block_size"] = settings.block_size
+        options["depth_anchored"] = anchored
+    if PRESETS[name].fields["residual_type"] in MEANT_FOR["depth_num_heads"]:
+        options["depth_num_heads"] = settings.depth_heads
+    if PRESETS[name].blocks == "always":
+        options["depth_block_size"] = settings.block_size
     try:
         return DepthRouteConfig.from_preset(name, base=base, **options)
     except ValueError as error:

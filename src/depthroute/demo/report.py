@@ -3,6 +3,7 @@
 """What a demo run found: numbers as data, a table, sentences, a figure, and the tuned model's card."""
 
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ COMPARISONS = (
     ("converted after", "control after"),
 )
 """(what, against what)."""
+FIGURES = {"routing_heatmap": "routing", "routing_depth": "routing by depth", "stream_cka": "streams", "norm_growth": "norms"}
+"""Those of `depthroute inspect` that the summary shows, with their titles."""
 
 
 def build_report(
@@ -202,9 +205,10 @@ def write_summary(file: Path, report: dict[str, Any]) -> None:
     settings, folders = report["settings"], report["folders"]
     samples = "\n\n".join(f"**{name}**\n\n{_fenced(report['models'][name]['sample'])}" for name in COLUMNS)
     figures = ["![training loss](training_loss.png)"]
-    if report["routing"]:
-        figures += [f"![routing {when}](routing/{when}/routing_heatmap.png)" for when in report["routing"]]
-        figures += [f"![by depth {when}](routing/{when}/routing_depth.png)" for when in report["routing"]]
+    for name, title in FIGURES.items():
+        drawn = {when: f"routing/{when}/{name}.png" for when in report["routing"]}
+        # what has no meaning for a model is not drawn
+        figures += [f"![{title} {when}]({path})" for when, path in drawn.items() if (file.parent / path).is_file()]
     text = f"""# {report["base"]}, converted to `{settings["preset"]}` and fine-tuned
 
 Made by `{report["command"]}`; every number is in `report.json`.
@@ -247,7 +251,7 @@ def write_tuned_card(converted: Path, tuned: Path, report: dict[str, Any]) -> No
     """The conversion's card, with what training did to it."""
     card = (converted / "README.md").read_text(encoding="utf-8").replace(converted.name, tuned.name)
     # the command of the conversion made the folder that training started from
-    card = card.replace(f" {tuned.name} --preset", f" {converted.name} --preset")
+    card = card.replace(f" {shlex.quote(tuned.name)} --preset", f" {shlex.quote(converted.name)} --preset")
     settings = report["settings"]
     before = f"This folder is `{converted.name}` after fine-tuning; the verification above is of the start.\n\n"
     facts = (

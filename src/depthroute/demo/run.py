@@ -25,7 +25,7 @@ from depthroute_conversion.folder import whole_folder
 
 from ..errors import CheckFailed, Refused
 from ..extras import require
-from ..files import check_model, write_json
+from ..files import check_model, check_parents, write_json
 from ..modeling.configuration_depthroute import get_preset
 from ..training import DepthRouteTrainer, DepthRouteTrainingArguments, RunArguments, routing_parameters
 from ..training.data import PackedBlocks
@@ -195,6 +195,7 @@ def check_demo_folder(out: str | Path, overwrite: bool) -> Path:
         Refused: it is a file or holds something, other than an earlier demo that may be replaced.
     """
     target = Path(out).expanduser().resolve()
+    check_parents(target)
     if not target.exists():
         return target
     if not target.is_dir():
@@ -222,7 +223,7 @@ def find_base(base: str | None) -> Path | str:
             raise Refused(f"base: got the file {base}, allowed: a model folder, a .gguf file or a hub id")
         require("gguf", "demo")
         return path.resolve()
-    return path.resolve() if path.is_dir() and check_model(path) else check_model(base)
+    return path.resolve() if base and path.is_dir() and check_model(path) else check_model(base)
 
 
 def base_name(source: Path | str | None) -> str:
@@ -357,7 +358,7 @@ def write_texts(folder: Path, train: list[Document], validation: list[Document])
 def draw_routing(
     folder: Path, documents: list[Document], models: dict[str, Path], settings: DemoSettings, routed: bool
 ) -> dict[str, Any]:
-    """Figures of the routing over the validation text, before and after training, and each read's numbers."""
+    """Figures of what depth does over the validation text, before and after training, and each read's numbers, if any."""
     if not routed:
         return {}
     from ..diagnostics.inspect import inspect
@@ -367,7 +368,7 @@ def draw_routing(
     reads = {}
     for name, model in models.items():
         found = inspect(model, text, folder / "routing" / name, max_tokens=settings.inspected_tokens)
-        reads[name] = found["reads"]
+        reads[name] = found.get("reads", [])  # baselines have no reads with a choice
         # the file names the folders that it was made from, by paths that are gone once this folder has its name
         found["model"], found["text"] = model.name, f"data/{text.name}"
         write_json(folder / "routing" / name / "routing.json", found)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from ..device import check_device
 from ..errors import Refused
 from ..extras import require
 from ..files import check_model
@@ -63,6 +64,7 @@ def evaluate(
     dtype: str = "auto",
     max_batch_size: int = 64,
     max_length: int | None = None,
+    num_fewshot: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a model with lm-eval.
@@ -77,9 +79,9 @@ def evaluate(
         limit: documents per task: a number ≥ 1, or a fraction below 1. None: all.
         device: as torch names it; default: the first GPU, otherwise the CPU.
         dtype: of the weights: a name of torch's, or "auto" for that of the checkpoint.
-        max_length: tokens of context; default: what the model's configuration allows.
-        options: anything else that `lm_eval.simple_evaluate` takes (`num_fewshot`, `apply_chat_template`, `gen_kwargs`,
-            `log_samples`, …).
+        max_length: tokens of context; default, and at most: what the model's configuration allows.
+        num_fewshot: solved examples in the prompt, ≥ 0; default: the task's own number.
+        options: anything else that `lm_eval.simple_evaluate` takes (`apply_chat_template`, `gen_kwargs`, `log_samples`, …).
 
     Returns:
         lm-eval's own result: `results[task]["acc,none"]`, `…["acc_stderr,none"]`, and, unless `log_samples` is False,
@@ -90,27 +92,29 @@ def evaluate(
     """
     tasks = [tasks] if isinstance(tasks, str) else list(tasks)
     _check_numbers(batch_size, limit, max_batch_size, max_length)
+    if num_fewshot is not None and num_fewshot < 0:
+        raise Refused(f"num_fewshot: got {num_fewshot}, allowed: a number ≥ 0")
     if isinstance(model, (str, Path)):
         source: Any = check_model(model)
     elif tokenizer is None:
         raise Refused("tokenizer: got None, allowed: the tokenizer of the model in memory")
     else:
         source = model
+    if max_length is not None:
+        _check_context(source, max_length)
     manager = task_manager(tasks)
 
-    import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = check_device(device)  # lm-eval takes another one, without a word, for a name that it does not know
     with _without_notes():
         lm = HFLM(
             pretrained=source,
             backend="causal",
             tokenizer=tokenizer,
-            device=_check_device(device),
+            device=device,
             dtype=_check_dtype(dtype),
             batch_size=batch_size,
             max_batch_size=max_batch_size,
@@ -123,6 +127,7 @@ def evaluate(
             device=device,
             limit=limit,
             task_manager=manager,
+            num_fewshot=num_fewshot,
             **options,
         )
     return dict(result)
@@ -164,15 +169,13 @@ def _check_numbers(batch_size: int | str, limit: float | None, max_batch_size: i
             raise Refused(f"{name}: got {value}, allowed: a number ≥ 1")
 
 
-def _check_device(device: str) -> str:
-    """lm-eval takes another device, without a word, for a name that it does not know."""
-    import torch
+def _check_context(model: "str | PreTrainedModel", max_length: int) -> None:
+    from transformers import AutoConfig
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise Refused(f"device: got {device!r}, allowed: a device of this machine, such as cpu or cuda:0") from error
-    return device
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)  # some models have no limit
+    if longest is not None and max_length > longest:
+        raise Refused(f"max_length: got {max_length}, allowed: at most {longest}, max_position_embeddings of the model")
 
 
 def _check_dtype(dtype: str) -> str:

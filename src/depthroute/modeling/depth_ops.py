@@ -87,6 +87,46 @@ class DepthMix(torch.autograd.Function):
         return None, None, None, query_grad, bias_grad, None, *source_grads, *key_grads
 
 
+def depth_mix(
+    values: Sequence[Tensor],
+    query: Tensor,
+    *,
+    keys: Sequence[Tensor] | None = None,
+    key_norm: Tensor | None = None,
+    bias: Tensor | None = None,
+    prior_bias: Tensor | None = None,
+    gain: float = 1.0,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+    num_heads: int = 1,
+    anchored: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`depth_read` before its base is added and its result cast: gain · Σ_i w_i v_i [..., D] and p [S, ..., H], both
+    float32 (float64), for one query [D]."""
+    dtype = statistics_dtype(values[0])
+    folded = scale * (query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype))
+    shape = (len(values), *values[0].shape[:-1], num_heads)
+    column = (-1, *[1] * (len(shape) - 1))
+    if bias is not None:
+        bias = bias.to(dtype).view(column)
+    prior = None
+    if anchored:
+        # through the same operation, shape and layout as p: only then is p − p⁰ exactly zero at the start
+        logits = torch.zeros(shape, dtype=dtype, device=values[0].device)
+        if prior_bias is not None:
+            logits = logits + prior_bias.detach().to(dtype).view(column)
+        prior = torch.softmax(logits, dim=0)
+    sources = values if keys is None else (*values, *keys)
+    with maybe_autocast(values[0].device.type, enabled=False):
+        inputs = (len(values), eps, float(gain), folded.unflatten(-1, (num_heads, -1)), bias, prior, *sources)
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in inputs
+        )
+        # without gradients the forward alone is cheaper, and torch.compile traces a variable number of sources only so
+        mix, _, _, weights = (DepthMix.apply if needs_gradient else DepthMix.forward)(*inputs)
+    return mix, weights
+
+
 def depth_read(
     values: Sequence[Tensor],
     query: Tensor,
@@ -139,33 +179,12 @@ def depth_read(
         raise ValueError(f"values, keys: got {len(values)} and {given} tensors, allowed: the same number, at least 1")
     if num_heads < 1 or width % num_heads:
         raise ValueError(f"num_heads: got {num_heads}, allowed: a divisor of the width {width}")
-    options: dict[str, Any] = {"keys": keys, "key_norm": key_norm, "bias": bias, "prior_bias": prior_bias, "base": base}
+    options: dict[str, Any] = {"keys": keys, "key_norm": key_norm, "bias": bias, "prior_bias": prior_bias}
     options |= {"gain": gain, "scale": scale, "eps": eps, "num_heads": num_heads, "anchored": anchored}
-    if query.dim() == 2:
-        reads, read_weights = zip(*(depth_read(values, q, **options, return_weights=True) for q in query))
-        return (torch.stack(reads), torch.stack(read_weights)) if return_weights else torch.stack(reads)
-
-    dtype = statistics_dtype(values[0])
-    folded = scale * (query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype))
-    shape = (len(values), *values[0].shape[:-1], num_heads)
-    column = (-1, *[1] * (len(shape) - 1))
-    if bias is not None:
-        bias = bias.to(dtype).view(column)
-    prior = None
-    if anchored:
-        # through the same operation, shape and layout as p: only then is p − p⁰ exactly zero at the start
-        logits = torch.zeros(shape, dtype=dtype, device=values[0].device)
-        if prior_bias is not None:
-            logits = logits + prior_bias.detach().to(dtype).view(column)
-        prior = torch.softmax(logits, dim=0)
-    sources = values if keys is None else (*values, *keys)
-    with maybe_autocast(values[0].device.type, enabled=False):
-        inputs = (len(values), eps, float(gain), folded.unflatten(-1, (num_heads, -1)), bias, prior, *sources)
-        needs_gradient = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in inputs
-        )
-        # without gradients the forward alone is cheaper, and torch.compile traces a variable number of sources only so
-        mix, _, _, weights = (DepthMix.apply if needs_gradient else DepthMix.forward)(*inputs)
+    if query.dim() == 1:
+        mix, weights = depth_mix(values, query, **options)
+    else:
+        mix, weights = map(torch.stack, zip(*(depth_mix(values, one, **options) for one in query)))
     read = (mix if base is None else base + mix).to(values[0].dtype)
     if not return_weights:
         return read

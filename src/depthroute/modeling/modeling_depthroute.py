@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -23,27 +24,45 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MoeCausalLMOutputWithPast,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3ForCausalLM,
     Qwen3MLP,
-    Qwen3PreTrainedModel,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (
+    Qwen3MoeForCausalLM,
+    Qwen3MoePreTrainedModel,
+    Qwen3MoeSparseMoeBlock,
+    Qwen3MoeTopKRouter,
+)
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
-from .residual_base import Residual, RoutingRecord
+from .residual_base import Residual, RoutingRecord, RoutingWeights
+from .residual_baselines import HyperConnectionResidual, HyperRead, ScaledResidual
 from .residual_depth_attention import DepthAttentionResidual, DepthRead
+from .residual_dual_stream import DualRead, DualStreamResidual
 from .residual_standard import StandardResidual
 
 
 RESIDUALS: dict[str, type[Residual]] = {
     "standard": StandardResidual,
     "depth_attention": DepthAttentionResidual,
+    "dual_stream": DualStreamResidual,
+    "hyper_connection": HyperConnectionResidual,
+    "rezero": ScaledResidual,
+    "layerscale": ScaledResidual,
 }
 
 
@@ -62,6 +81,26 @@ class DepthRouteAttention(Qwen3Attention):
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
 
+    def forward(self, hidden_states: Tensor, *args: Any, value_input: Tensor | None = None, **kwargs: Any) -> Any:
+        """Qwen3's forward; with `value_input` [B, T, D], values are made of it and not of `hidden_states`."""
+        if value_input is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        return Qwen3Attention.forward(_ValuesGiven(self, self.v_proj(value_input)), hidden_states, *args, **kwargs)
+
+
+class _ValuesGiven:
+    """An attention module to all but `v_proj`, which has been called already: upstream's forward serves both routes."""
+
+    def __init__(self, attention: Qwen3Attention, values: Tensor):
+        self._attention = attention
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)
+
+    def v_proj(self, hidden_states: Tensor) -> Tensor:
+        return self._values
+
 
 class DepthRouteDecoderLayer(GradientCheckpointingLayer):
     """Two branches, attention and MLP, each around a read and a write of the residual.
@@ -71,7 +110,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
           → mlp_read  → x → post_attention_layernorm → mlp → u → write
           → the tensors that changed: the stream h_{2i+2} first
 
-    `attn_read` and `mlp_read` are None where the read has no choice.
+    `attn_read` and `mlp_read` (of the scaled baselines: `attn_scale`, `mlp_scale`) are None where there is nothing to learn.
     """
 
     def __init__(self, config: DepthRouteConfig, layer_idx: int):
@@ -79,11 +118,13 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.residual = build_residual(config)
         self.self_attn = DepthRouteAttention(config, layer_idx)
-        self.mlp = Qwen3MLP(config)
+        # CODEPATH: Qwen3-MoE checkpoints have sparse layers, all others dense ones
+        self.mlp = Qwen3MoeSparseMoeBlock(config) if config.is_sparse(layer_idx) else Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attn_read = self.residual.create_read(2 * layer_idx)
-        self.mlp_read = self.residual.create_read(2 * layer_idx + 1)
+        self.connections = [f"{branch}_{self.residual.parameter_name}" for branch in ("attn", "mlp")]
+        for sublayer, name in enumerate(self.connections):
+            setattr(self, name, self.residual.create_read(2 * layer_idx + sublayer))
 
     def forward(
         self, *tensors: Tensor, routing: RoutingRecord | None = None, **attention_kwargs: Any
@@ -101,37 +142,63 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         residual, s = self.residual, 2 * self.layer_idx
         before = residual.unpack(tensors, s)
 
-        read = residual.read(before, s, self.attn_read, routing)
-        update, _ = self.self_attn(hidden_states=self.input_layernorm(read), **attention_kwargs)
-        state = residual.write(before, s, update)
+        reading = residual.read(before, s, getattr(self, self.connections[0]), routing)
+        if reading.value is not None:
+            attention_kwargs["value_input"] = self.input_layernorm(reading.value)
+        update, _ = self.self_attn(hidden_states=self.input_layernorm(reading.x), **attention_kwargs)
+        state = residual.write(before, s, update, reading)
 
-        read = residual.read(state, s + 1, self.mlp_read, routing)
-        update = self.mlp(self.post_attention_layernorm(read))
-        state = residual.write(state, s + 1, update)
+        reading = residual.read(state, s + 1, getattr(self, self.connections[1]), routing)
+        update = self.mlp(self.post_attention_layernorm(reading.x))
+        state = residual.write(state, s + 1, update, reading)
 
         changes = residual.changes(before, state)
         return changes[0] if len(changes) == 1 else changes
 
 
-class DepthRoutePreTrainedModel(Qwen3PreTrainedModel):
+# what a read's parameters start at where it is not zero, as queries and projections of gates do
+_START = {"key_norm": init.ones_, "value_proj": init.eye_}
+
+
+class DepthRoutePreTrainedModel(Qwen3MoePreTrainedModel):
     config_class = DepthRouteConfig
     config: DepthRouteConfig
     base_model_prefix = "model"
     _no_split_modules = ["DepthRouteDecoderLayer"]
-    _can_record_outputs = {"hidden_states": DepthRouteDecoderLayer, "attentions": DepthRouteAttention}
+    _can_record_outputs = {
+        "hidden_states": DepthRouteDecoderLayer,
+        "attentions": DepthRouteAttention,
+        "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
+    }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, DepthRead):
-            init.zeros_(module.query)
-            if module.key_norm is not None:
-                init.ones_(module.key_norm)
+            for name, parameter in module.named_parameters():
+                _START.get(name, init.zeros_)(parameter)
+            if module.detail_bias is not None:
+                init.constant_(module.detail_bias, module.initial_detail_bias)
+        elif isinstance(module, DualRead):
+            for name, parameter in module.named_parameters():
+                _START.get(name, init.zeros_)(parameter)
+            init.copy_(module.gate_logits, torch.tensor(module.initial_gate_logits()))
+        elif isinstance(module, HyperRead):
+            init.zeros_(module.gate_proj)
+            init.copy_(module.gate_bias, module.initial_gate_bias())
+            init.constant_(module.gate_scale, 0.01)
+        elif isinstance(module, DepthRouteDecoderLayer) and isinstance(module.residual, ScaledResidual):
+            for name in module.connections:
+                init.constant_(getattr(module, name), module.residual.initial_scale())
 
     def routing_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of every depth read, by name. Empty for the standard residual."""
-        reads = [f"{name}." for name, module in self.named_modules() if isinstance(module, DepthRead)]
-        return {name: parameter for name, parameter in self.named_parameters() if name.startswith(tuple(reads))}
+        """The parameters of every read and write of the residual, by name. Empty for the standard residual."""
+        parts = {"attn_read", "mlp_read", "final_read", "attn_scale", "mlp_scale"}
+        return {name: parameter for name, parameter in self.named_parameters() if parts & set(name.split("."))}
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for the decorator in this file; the experts are upstream's own
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> Any:
@@ -152,10 +219,12 @@ class DepthRouteModelOutputWithPast(BaseModelOutputWithPast):
     Attributes:
         hidden_states: with `output_hidden_states`, L + 1 tensors [B, T, D]: entry i is the standard stream h_{2i} that
             enters layer i, the last one the normed final read (`last_hidden_state`).
+        router_logits: with `output_router_logits`, each sparse layer's expert router's logits [B·T, experts].
         routing: with `output_routing`, `RoutingWeights` by module path; inert reads are absent.
     """
 
-    routing: RoutingRecord | None = None
+    router_logits: tuple[Tensor, ...] | None = None
+    routing: dict[str, RoutingWeights] | None = None
 
 
 class DepthRouteModel(DepthRoutePreTrainedModel):
@@ -167,6 +236,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
     """
 
     def __init__(self, config: DepthRouteConfig):
+        config.validate()  # fields may have been set since the configuration was made
         super().__init__(config)
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
@@ -203,7 +273,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             position_ids: [B, T] or [1, T].
             cache: the KV cache (`past_key_values` before transformers 5.24). Routing is per token and keeps nothing in it.
             output_routing: return every live read's weights.
-            routing: a dict to note them in, for callers that wrap this model.
+            routing: where to note them, for callers that wrap this model.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`.
@@ -218,7 +288,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             past = cache.get_seq_length() if cache is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         if output_routing and routing is None:
-            routing = {}
+            routing = RoutingRecord()
 
         state = self.residual.start(inputs_embeds)
         layer_kwargs = {
@@ -238,7 +308,9 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
 
         hidden_states = self.norm(self.residual.finish(state, self.final_read, routing))
         return DepthRouteModelOutputWithPast(
-            last_hidden_state=hidden_states, routing=routing, **{CACHE_NAME: cache if use_cache else None}
+            last_hidden_state=hidden_states,
+            routing=None if routing is None else routing.reads,
+            **{CACHE_NAME: cache if use_cache else None},
         )
 
     def _attention_masks(self, attention_mask: Any, embeds: Tensor, cache: Any, position_ids: Tensor) -> dict[str, Any]:
@@ -258,6 +330,51 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
         return {kind: make_mask[kind](**arguments) for kind in dict.fromkeys(self.config.layer_types)}
 
 
+@dataclass
+class DepthRouteCausalLMOutputWithPast(CausalLMOutputWithPast):
+    """A language model's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteMoeCausalLMOutputWithPast(MoeCausalLMOutputWithPast):
+    """A language model's output with sparse experts and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteSequenceClassifierOutputWithPast(SequenceClassifierOutputWithPast):
+    """A sequence classifier's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteTokenClassifierOutput(TokenClassifierOutput):
+    """A token classifier's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+@dataclass
+class DepthRouteQuestionAnsweringModelOutput(QuestionAnsweringModelOutput):
+    """A question answering model's output and the routing, by module path."""
+
+    routing: dict[str, RoutingWeights] | None = None
+
+
+ROUTED_OUTPUTS: dict[type, type] = {
+    CausalLMOutputWithPast: DepthRouteCausalLMOutputWithPast,
+    MoeCausalLMOutputWithPast: DepthRouteMoeCausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast: DepthRouteSequenceClassifierOutputWithPast,
+    TokenClassifierOutput: DepthRouteTokenClassifierOutput,
+    QuestionAnsweringModelOutput: DepthRouteQuestionAnsweringModelOutput,
+}
+"""What a head of transformers returns → the same with an entry `routing`."""
+
+
 def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Give the forward of one of transformers' heads the argument `output_routing` and its output the entry `routing`:
     `RoutingWeights` by module path, such as `model.layers.3.attn_read`."""
@@ -269,20 +386,27 @@ def with_routing(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
         if not output_routing:
             return forward(self, *args, **kwargs)
-        record: RoutingRecord = {}
+        record = RoutingRecord()
         output = forward(self, *args, routing=record, **kwargs)
-        routing = {f"{self.base_model_prefix}.{name}": weights for name, weights in record.items()}
+        routing = {f"{self.base_model_prefix}.{name}": weights for name, weights in record.reads.items()}
         if isinstance(output, tuple):
             return (*output, routing)
-        output["routing"] = routing
-        return output
+        return ROUTED_OUTPUTS[type(output)](**output, routing=routing)
 
     call.__signature__ = signature.replace(parameters=[*arguments, option, rest])  # type: ignore[attr-defined]
     return call
 
 
+@wraps(Qwen3MoeForCausalLM.forward)
+def _causal_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # CODEPATH: Qwen3-MoE checkpoints add the balance loss of their expert routers, all others have none
+    upstream: Any = Qwen3MoeForCausalLM if self.config.num_experts else Qwen3ForCausalLM
+    return upstream.forward(self, *args, **kwargs)
+
+
 class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
-    """The decoder with a language-modelling head. `forward` is Qwen3's, with `output_routing`."""
+    """The decoder with a language-modelling head. `forward` is Qwen3's (with experts Qwen3-MoE's, which adds the balance loss
+    of the expert routers), with `output_routing`."""
 
     _pp_plan: dict[str, Any] = {}
 
@@ -291,9 +415,12 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
         self.model = DepthRouteModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.num_experts = config.num_experts
+        self.num_experts_per_tok = config.num_experts_per_tok
+        self.router_aux_loss_coef = config.router_aux_loss_coef
         self.post_init()
 
-    forward = with_routing(Qwen3ForCausalLM.forward)
+    forward = with_routing(_causal_forward)
 
     def generate(self, *args: Any, output_routing: bool | None = None, **kwargs: Any) -> Any:
         """transformers' `generate`; with `output_routing` and `return_dict_in_generate` the output has the entry
@@ -304,14 +431,22 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
         """
         if not output_routing:
             return super().generate(*args, **kwargs)
-        steps: list[RoutingRecord] = []
-        hook = self.register_forward_hook(lambda module, inputs, output: steps.append(output["routing"]))
-        try:
-            output = super().generate(*args, output_routing=True, **kwargs)
-        finally:
-            hook.remove()
-        if isinstance(output, Tensor):
+        settings = kwargs.get("generation_config") or self.generation_config
+        if not kwargs.get("return_dict_in_generate", settings.return_dict_in_generate):
             raise ValueError("return_dict_in_generate: got False, allowed: True where output_routing is asked for")
+        steps: list[dict[str, RoutingWeights]] = []
+        # not through the model's arguments: `generate` would hand them to an assistant as well
+        hooks = (
+            self.register_forward_pre_hook(
+                lambda module, args, kwargs: (args, {**kwargs, "output_routing": True}), with_kwargs=True
+            ),
+            self.register_forward_hook(lambda module, args, output: steps.append(output["routing"])),
+        )
+        try:
+            output = super().generate(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         output["routing"] = tuple(steps)
         return output
 
@@ -357,6 +492,11 @@ class DepthRouteForQuestionAnswering(GenericForQuestionAnswering, DepthRoutePreT
 
     forward = with_routing(GenericForQuestionAnswering.forward)
 
+
+# transformers skips its own expert layouts (one tensor per expert, or fused) for custom code that has not registered them
+register_checkpoint_conversion_mapping(
+    DepthRouteConfig.model_type, get_checkpoint_conversion_mapping("qwen3_moe") or [], overwrite=True
+)
 
 for _auto_class, _model_class in (
     ("AutoModel", DepthRouteModel),

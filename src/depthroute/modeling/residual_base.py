@@ -50,14 +50,41 @@ class RoutingWeights(NamedTuple):
     Attributes:
         sources: S labels, as in `depth_schedule.source_labels`.
         weights: the softmax p [S, B, T], or [S, B, T, H] for H > 1 heads; float32, detached, also where the read is
-            anchored (which mixes with p − p⁰).
+            anchored (which mixes with p − p⁰). Two streams: [2, S, B, T(, H)].
+        value_weights: the same of attention's value route, where it has one.
     """
 
     sources: list[str]
     weights: Tensor
+    value_weights: Tensor | None = None
 
 
-RoutingRecord = dict[str, RoutingWeights]
+class RoutingRecord:
+    """Where the reads of one forward note their weights, by module path.
+
+    An object of its own and no dict: what moves a layer's arguments between devices rebuilds dicts, and what was noted in
+    the copy would be lost.
+    """
+
+    def __init__(self) -> None:
+        self.reads: dict[str, RoutingWeights] = {}
+
+    def note(self, name: str, weights: RoutingWeights) -> None:
+        self.reads[name] = weights
+
+
+class Reading(NamedTuple):
+    """What a read gives to its branch, and to the write behind it.
+
+    Attributes:
+        x: x_s [B, T, D]; with a value route x^QK, which attention's queries and keys are made of.
+        value: x^V [B, T, D], which attention's values are made of, where they have a route of their own.
+        gates: what the write needs, where writes are gated; its shape is the residual's own affair.
+    """
+
+    x: Tensor
+    value: Tensor | None = None
+    gates: Any = None
 
 
 class Residual(ABC):
@@ -66,16 +93,20 @@ class Residual(ABC):
 
     Attributes:
         routing_learning_rate_factor: default learning rate of the routing parameters, as a multiple of the base rate.
+        starts_exactly: whether an anchored model on a stock model's weights computes what that computes, bit for bit.
+        parameter_name: layers hold what `create_read` makes as `attn_` and `mlp_` with this name behind.
     """
 
     routing_learning_rate_factor: float = 1.0
+    starts_exactly: bool = True
+    parameter_name: str = "read"
 
     def __init__(self, config: Any):
         self.config = config
 
     @abstractmethod
-    def create_read(self, s: int) -> nn.Module | None:
-        """The module with the parameters of read `s` (2L: the final read); None where that read has no choice."""
+    def create_read(self, s: int) -> nn.Module | nn.Parameter | None:
+        """The parameters around sublayer `s` (2L: the final read), as a module; None where there is nothing to learn."""
 
     @abstractmethod
     def carry_size(self, s: int) -> int:
@@ -86,15 +117,15 @@ class Residual(ABC):
         """State before sublayer 0, from e [B, T, D]."""
 
     @abstractmethod
-    def read(self, state: ResidualState, s: int, module: nn.Module | None, record: RoutingRecord | None) -> Tensor:
-        """x_s [B, T, D], what branch `s` reads. A routed read notes its weights in `record`, where one is given."""
+    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+        """What branch `s` reads. A routed read notes its weights in `record`, where one is given."""
 
     @abstractmethod
-    def write(self, state: ResidualState, s: int, update: Tensor) -> ResidualState:
-        """State after branch `s` wrote u_s [B, T, D]."""
+    def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
+        """State after branch `s`, which was given `reading`, wrote u_s [B, T, D]."""
 
     @abstractmethod
-    def finish(self, state: ResidualState, module: nn.Module | None, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
         """x_final [B, T, D], what the final norm reads."""
 
     # Layers take and return flat tensors: nested ones lose their gradients under reentrant checkpointing.
@@ -112,7 +143,21 @@ class Residual(ABC):
         """What a layer returns: the new carry, and only those history entries that it added."""
         return (*after.carry, *after.history[len(before.history) :])
 
+    def history_size(self, s: int) -> int:
+        """How many tensors the history holds before sublayer `s`."""
+        return 0
+
     def advance(self, before: ResidualState, changes: Sequence[Tensor], s: int) -> ResidualState:
-        """The state before sublayer `s` out of the previous state and a layer's `changes`."""
+        """The state before sublayer `s` out of the previous state and a layer's `changes`.
+
+        Raises:
+            ValueError: another number of tensors than the layer has to return, as after a hook that returns the stream alone.
+        """
         size = self.carry_size(s)
+        expected = size + self.history_size(s) - len(before.history)
+        if len(changes) != expected:
+            raise ValueError(
+                f"layer {s // 2 - 1}: returned {len(changes)} tensors, allowed: {expected}, the stream first and then what "
+                "later reads need (a forward hook has to keep them)"
+            )
         return ResidualState(tuple(changes[:size]), (*before.history, *changes[size:]))

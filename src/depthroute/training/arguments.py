@@ -23,13 +23,16 @@ class DepthRouteTrainingArguments(TrainingArguments):
 
     Args:
         routing_learning_rate: of the routing parameters, which have no weight decay. Default by the model's residual: 10
-            times `learning_rate` where the mix is added to the stream, 2 times where it replaces it.
+            times `learning_rate` where the mix is added to the stream, 2 times where it replaces it or mixes two streams,
+            once for the baselines.
         freeze_base: train the routing alone.
     """
 
     routing_learning_rate: float | None = field(
         default=None,
-        metadata={"help": "learning rate of the routing (default: 10x the base for delta, 2x for attnres presets)"},
+        metadata={
+            "help": "learning rate of the routing (default: 10x the base where reads add, 2x where they replace, 1x for baselines)"
+        },
     )
     freeze_base: bool = field(
         default=False, metadata={"help": "train the routing alone; it is also saved as routing.safetensors"}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
+from ..modeling.depth_schedule import read_count
 from ..modeling.modeling_depthroute import build_residual
 from .routing_state import routed_model, routing_parameters
 
@@ -21,7 +22,7 @@ ROUTING_GROUP = "routing"
 
 def default_routing_learning_rate(config: Any, learning_rate: float) -> float:
     """The routing parameters' learning rate where none is given: 10 times the base rate where the mix is added to the
-    stream, 2 times where it replaces it, the base rate for the standard residual.
+    stream, 2 times where it replaces it or mixes two streams, the base rate for the baselines.
 
     Args:
         config: a model's configuration.
@@ -32,7 +33,9 @@ def default_routing_learning_rate(config: Any, learning_rate: float) -> float:
 
 def warn_of_fast_routing(config: Any, routing_learning_rate: float) -> None:
     """Warn where one Adam step moves a routing logit by more than about 1. Each of the D entries of a query moves by about
-    the learning rate, all in the direction of the same normalised key."""
+    the learning rate, all in the direction of the same normalised key. Baselines have no queries, and are not warned of."""
+    if not read_count(config):
+        return
     step = routing_learning_rate * config.hidden_size * config.depth_logit_scale
     if step > 1:
         logger.warning(
@@ -83,8 +86,8 @@ def optimizer_groups(
         model: a model, wrapped or not; one without routing has no third group.
         learning_rate: the base rate.
         weight_decay: of the first group; norms, biases and routing have none.
-        routing_learning_rate: default: 10 times the base rate where the mix is added to the stream (`delta`), 2 times
-            where it replaces it (`attnres`). A rate with which logits move by more than 1 in one step is warned of.
+        routing_learning_rate: default: `default_routing_learning_rate`. A rate with which logits move by more than 1 in
+            one step is warned of.
 
     Returns:
         Dicts with `params`, `lr` and `weight_decay`; the routing's comes last and has the entry `name` = "routing". None

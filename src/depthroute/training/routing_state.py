@@ -17,6 +17,9 @@ from ..modeling.configuration_depthroute import family_fields
 
 METADATA_KEY = "depthroute"
 
+READS = {"attn_read", "final_read", "mlp_read"}
+"""The modules that hold routing."""
+
 # how it is computed, and which backbone hosts it: the same routing fits
 _NOT_OF_THE_ROUTING = ("depth_backend", "qk_norm")
 
@@ -57,8 +60,20 @@ def routing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def routing_module_names(model: nn.Module) -> list[str]:
     """What to give PEFT as `modules_to_save` so that adapters keep the routing: those of `attn_read`, `final_read` and
-    `mlp_read` that this model has. Empty for a model without routing."""
-    return sorted({name.split(".")[-2] for name in routing_parameters(model)})
+    `mlp_read` that this model has. Empty for a model without routing.
+
+    Raises:
+        Refused: the routing is no modules but parameters of the layers themselves (`rezero`, `layerscale`), which PEFT cannot
+            save: it would keep whole layers, or silently nothing.
+    """
+    names = {name.split(".")[-2] for name in routing_parameters(model)}
+    if names and not names <= READS:
+        scales = sorted({name.split(".")[-1] for name in routing_parameters(model)})
+        raise Refused(
+            f"modules_to_save: got {' and '.join(scales)}, parameters of the layers, which PEFT cannot save; allowed: set "
+            "requires_grad of routing_parameters(model) after get_peft_model, and keep them with save_routing"
+        )
+    return sorted(names)
 
 
 def freeze_base(model: nn.Module) -> None:
@@ -87,7 +102,7 @@ def save_routing(model: nn.Module, file: str | Path) -> None:
 
     Args:
         model: a DepthRoute model, wrapped or not.
-        file: a few hundred kB: two vectors [D] for each live read.
+        file: a few hundred kB where a read is two vectors [D]; more with gates or projections.
 
     Raises:
         Refused: the model has no routing parameters, or the folder of `file` does not exist.

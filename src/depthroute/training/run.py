@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, default_data_collator, set_seed
+from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import Refused
-from ..files import check_model, write_json
+from ..files import check_model, check_parents, write_json
 from .arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
 from .data import PackedBlocks, divide, pack, read_files, read_split, split_names
 from .optimizer import ROUTING_GROUP
@@ -169,7 +170,11 @@ def _check(run: RunArguments, training: DepthRouteTrainingArguments) -> None:
         )
     if run.block_size is not None and run.block_size < 2:
         raise Refused(f"block_size: got {run.block_size}, allowed: at least 2 tokens")
+    available = get_available_reporting_integrations()
+    if absent := sorted(set(training.report_to) - {"none", *available}):
+        raise Refused(f"report_to: got {absent[0]!r}, allowed: none, or what is installed: {', '.join(available)}")
     output = Path(training.output_dir)
+    check_parents(output)
     if output.is_file():
         raise Refused(f"output_dir: {output} is a file, allowed: a folder")
     used = output.is_dir() and any(output.iterdir())

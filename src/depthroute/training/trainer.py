@@ -34,8 +34,8 @@ class _RoutingRate(TrainerCallback):
 class DepthRouteTrainer(Trainer):
     """transformers' Trainer for DepthRoute models, wrapped by PEFT or not. A model without routing trains as in Trainer.
 
-    Routing parameters get their own optimizer group: no weight decay, and `args.routing_learning_rate` (default: 10 times
-    the base rate where the mix is added to the stream, 2 times where it replaces it). It is logged beside `learning_rate`;
+    Routing parameters get their own optimizer group: no weight decay, and `args.routing_learning_rate` (default:
+    `default_routing_learning_rate`). It is logged beside `learning_rate`;
     `eval_perplexity` beside `eval_loss`, its exponential: exact per token where every example has as many labels, as
     packed blocks have. `args.freeze_base` trains the routing alone. The arguments may be plain TrainingArguments.
 

@@ -1,0 +1,183 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Dual attention residuals (DAR, arXiv 2607.18730): two streams, each of which helps the other to choose its depths.
+
+The papers' summaries state neither the inputs of the gates nor their initial values: those here are this project's choice.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .depth_ops import depth_mix, statistics_dtype
+from .depth_schedule import history_sources, read_name, read_sources, source_labels, unit_sublayers
+from .residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
+
+
+ROUTES = {
+    "cross_key": ((1, 0), (0, 1)),
+    "self": ((0, 0), (1, 1)),
+    "cross_value": ((0, 1), (1, 0)),
+    "fixed": ((0, 1), (0, 1)),
+}
+"""`dual_routing` → for target stream 0 and 1, which stream's entries are (keys, values)."""
+
+GATES = ("alpha", "rho", "beta_0", "beta_1")
+
+
+class DualReadParameters(NamedTuple):
+    """What a `DualRead` hands to the arithmetic, in float32 (float64 for a float64 stream).
+
+    Attributes:
+        query: γ^j ⊙ q^j [2, D], or None where the read has no choice.
+        gate_logits: a, r, c_0, c_1 [4]; of the final read a [1].
+        gate_proj: [4, 2D], or [1, 2D]; None where gates are static.
+    """
+
+    query: Tensor | None
+    gate_logits: Tensor
+    gate_proj: Tensor | None
+
+
+class DualRead(nn.Module):
+    """The parameters of one DAR read and of the write behind it: `query` [2, D] (zero at the start), `key_norm` γ [2, D]
+    (one), `gate_logits` [4]: a = 0, r = `dual_transport_init`, c_j from `dual_write_asymmetry` (the final read, which no
+    write follows: [1], a), `gate_proj` [4, 2D] (zero) where gates are dynamic. The first sublayer has no choice and keeps
+    the gates of its write only.
+
+    A module that is called, like `DepthRead`. Initial values are set in `DepthRoutePreTrainedModel._init_weights`.
+    """
+
+    def __init__(self, config: Any, s: int):
+        super().__init__()
+        width = config.hidden_size
+        has_choice = len(read_sources(config, s)) > 1
+        gates = 1 if s == 2 * config.num_hidden_layers else len(GATES)
+        self.is_attention = s % 2 == 0
+        self.transport_init = config.dual_transport_init
+        self.write_asymmetry = config.dual_write_asymmetry
+        self.query = nn.Parameter(torch.empty(2, width)) if has_choice else None
+        learned = has_choice and config.depth_key_norm == "learned"
+        self.key_norm = nn.Parameter(torch.empty(2, width)) if learned else None
+        self.gate_logits = nn.Parameter(torch.empty(gates))
+        dynamic = has_choice and config.dual_gates == "dynamic"
+        self.gate_proj = nn.Parameter(torch.empty(gates, 2 * width)) if dynamic else None
+
+    def initial_gate_logits(self) -> list[float]:
+        """a, r, c_0, c_1 at the start: β^0, β^1 = 1 ± asymmetry for attention, and the other way round for the MLP."""
+        beta = 1 + self.write_asymmetry if self.is_attention else 1 - self.write_asymmetry
+        c_0 = float(torch.logit(torch.tensor(beta / 2, dtype=torch.float64)))
+        return [0.0, self.transport_init, c_0, -c_0][: self.gate_logits.shape[0]]
+
+    def forward(self, stream: Tensor) -> DualReadParameters:
+        """The folded parameters; `stream` [B, T, D] gives the dtype and is used for nothing else."""
+        dtype = statistics_dtype(stream)
+        query = None
+        if self.query is not None:
+            query = self.query.to(dtype) if self.key_norm is None else self.query.to(dtype) * self.key_norm.to(dtype)
+        gate_proj = None if self.gate_proj is None else self.gate_proj.to(dtype)
+        return DualReadParameters(query, self.gate_logits.to(dtype), gate_proj)
+
+    def extra_repr(self) -> str:
+        return f"query={'none' if self.query is None else tuple(self.query.shape)}, gates={self.gate_logits.shape[0]}"
+
+
+class DualStreamResidual(Residual):
+    """Two streams j ∈ {0, 1} with histories H^j and partial states P^j.
+
+        keys, values of stream j    cross_key (DAR) H^{1−j}, H^j    self H^j, H^j    cross_value H^j, H^{1−j}    fixed H^0, H^1
+        x^j      depth read over the entries of the values (completed blocks, and P once the block has begun)
+        x        α x^0 + (1 − α) x^1                                            plain
+                 h + (α − ½)(Σ^0 − Σ^1) + n (α m^0 + (1 − α) m^1)               anchored: Σ^j the sum of read j's n value
+                 entries, m^j = Σ_i (p_i − p⁰_i) v^j_i
+        P        ← [[ρ, 1−ρ], [1−ρ, ρ]] P + (β^0, β^1) u     α = σ(a), ρ = σ(r), β^j = 2 σ(c_j)
+        dynamic  (a, r, c_0, c_1) += W · rms-normalised concatenation of the plain mixes Σ_i p_i v^0_i, Σ_i p_i v^1_i
+
+    At a block's end P^j becomes an entry of H^j and restarts at zero. The state's carry is (h, P^0, P^1) inside a block and
+    (h,) between blocks; the history holds the two streams' entries in turn.
+    """
+
+    routing_learning_rate_factor = 2.0
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.unit = unit_sublayers(config)
+        self.routes = ROUTES[config.dual_routing]
+
+    def create_read(self, s: int) -> DualRead:
+        return DualRead(self.config, s)
+
+    def carry_size(self, s: int) -> int:
+        return 1 if s % self.unit == 0 else 3
+
+    def history_size(self, s: int) -> int:
+        return 2 * len(history_sources(self.config, s))
+
+    def start(self, embedding: Tensor) -> ResidualState:
+        return ResidualState((embedding,), (embedding, embedding))
+
+    def streams(self, state: ResidualState, s: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The entries of both streams that read `s` chooses from, in the order of `read_sources`."""
+        first, second = state.history[0::2], state.history[1::2]
+        if len(read_sources(self.config, s)) > len(first):
+            return (*first, state.carry[1]), (*second, state.carry[2])
+        return first, second
+
+    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+        config = self.config
+        parameters: DualReadParameters = module(state.stream)
+        if parameters.query is None:
+            return Reading(state.stream, gates=parameters.gate_logits)
+        entries = self.streams(state, s)
+        values = [entries[value] for _, value in self.routes]
+        mixes, weights = zip(
+            *(
+                depth_mix(
+                    entries[value],
+                    query,
+                    keys=entries[key] if key != value else None,
+                    scale=config.depth_logit_scale,
+                    eps=config.rms_norm_eps,
+                    num_heads=config.depth_num_heads,
+                    anchored=config.depth_anchored,
+                )
+                for (key, value), query in zip(self.routes, parameters.query)
+            )
+        )
+        gates = parameters.gate_logits
+        count = len(entries[0])
+        totals = (
+            [sum(tensor.to(mixes[0].dtype) for tensor in value) for value in values] if config.depth_anchored else None
+        )
+        if parameters.gate_proj is not None:
+            plain = mixes if totals is None else [mix + total / count for mix, total in zip(mixes, totals)]
+            both = torch.cat(plain, dim=-1)
+            normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+            gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
+        alpha = torch.sigmoid(gates[..., :1])
+        mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
+        if totals is not None:
+            mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
+        if record is not None:
+            both_weights = torch.stack(weights).detach()
+            both_weights = both_weights.squeeze(-1) if config.depth_num_heads == 1 else both_weights
+            record.note(read_name(config, s), RoutingWeights(source_labels(config, s), both_weights))
+        return Reading(mixed.to(state.stream.dtype), gates=gates)
+
+    def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
+        stream = state.stream + update
+        _, transport, *write_logits = reading.gates.split(1, dim=-1)
+        written = [2 * torch.sigmoid(logit) * update for logit in write_logits]
+        if s % self.unit:
+            rho = torch.sigmoid(transport)
+            first, second = state.carry[1:]
+            written[0] = rho * first + (1 - rho) * second + written[0]
+            written[1] = (1 - rho) * first + rho * second + written[1]
+        partial = tuple(tensor.to(state.stream.dtype) for tensor in written)
+        if (s + 1) % self.unit:
+            return ResidualState((stream, *partial), state.history)
+        return ResidualState((stream,), (*state.history, *partial))
+
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+        return self.read(state, 2 * self.config.num_hidden_layers, module, record).x
