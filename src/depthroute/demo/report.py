@@ -26,7 +26,12 @@ COMPARISONS = (
     ("converted after", "control after"),
 )
 """(what, against what)."""
-FIGURES = {"routing_heatmap": "routing", "routing_depth": "routing by depth", "stream_cka": "streams", "norm_growth": "norms"}
+FIGURES = {
+    "routing_heatmap": "routing",
+    "routing_depth": "routing by depth",
+    "stream_cka": "streams",
+    "norm_growth": "norms",
+}
 """Those of `depthroute inspect` that the summary shows, with their titles."""
 
 
