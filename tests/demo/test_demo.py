@@ -135,7 +135,10 @@ def test_the_tuned_card_tells_both_stories(demo):
 def test_every_figure_that_the_summary_shows_is_there(demo):
     out, _ = demo
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", (out / "README.md").read_text(encoding="utf-8"))
-    assert len(shown) == 5 and all((out / figure).is_file() for figure in shown)
+    figures = ("routing_heatmap", "routing_depth", "norm_growth")
+    expected = [f"routing/{when}/{figure}.png" for figure in figures for when in ("before", "after")]
+    assert shown == ["training_loss.png", *expected]
+    assert all((out / figure).is_file() for figure in shown)
 
 
 def test_a_demo_can_be_replaced_and_nothing_else(demo, tmp_path):

@@ -115,7 +115,8 @@ class DualStreamResidual(Residual):
         return 2 * len(history_sources(self.config, s))
 
     def start(self, embedding: Tensor) -> ResidualState:
-        return ResidualState((embedding,), (embedding, embedding))
+        # a view for the second stream: torch.compile refuses one tensor that is both a key and a value
+        return ResidualState((embedding,), (embedding, embedding.view_as(embedding)))
 
     def streams(self, state: ResidualState, s: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The entries of both streams that read `s` chooses from, in the order of `read_sources`."""
