@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import Refused
 
 
-STEPS_PER_MINUTE = 3
+STEPS_PER_MINUTE = 2
 """Fine-tuning steps of the default sizes, twice (conversion and control), with everything else that the demo does beside
 them, for each minute on two cores."""
 
@@ -35,12 +35,12 @@ class DemoSettings:
     preset: str = "delta-block"
     seed: int = 0
     tiny: bool = False
-    steps: int = 30
+    steps: int = 20
     batch: int = 1
     tokens: int = 512
     learning_rate: float = 5e-5
-    validation_windows: int = 20
-    documents: int | None = 24
+    validation_windows: int = 16
+    documents: int | None = 16
     sample_tokens: int = 40
     inspected_tokens: int = 2048
     base_steps: int = 160
