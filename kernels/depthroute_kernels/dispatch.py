@@ -1,21 +1,112 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""One call, one table: `depth_read` runs the implementation that its caller names.
+"""Who computes a depth read: the choice of an implementation, for a model and for the public operator.
 
-An implementation is a function with the arguments and the meaning of `depthroute.modeling.depth_ops.depth_read`, and joins
-by one row of `IMPLEMENTATIONS`.
+An implementation is a module with `phase` and `merge`, as `two_phases` defines them, and joins by one row of `BACKENDS`.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from depthroute.modeling import depth_ops
 
+from . import cpu
+from .two_phases import PhaseInput
 
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"reference": depth_ops.depth_read}
-"""Implementations by name. `"auto"` is not among them: it stands for the choice that `depth_read` makes."""
+
+logger = logging.getLogger(__name__)
+
+BACKENDS: dict[str, ModuleType] = {"cpu": cpu}
+"""Implementations in two phases, by name. Each tells with `unavailable(device, dtype)` why it cannot run there."""
+
+
+def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """The implementation that a model's reads use, or None: the reference.
+
+    Args:
+        name: "auto": the first of `BACKENDS` that can run, else the reference; or the name of one.
+        device, dtype: of the sources.
+
+    Raises:
+        ValueError: one is asked for by name and cannot run here.
+    """
+    if name == "auto":
+        chosen = next((key for key in BACKENDS if unavailable(key, device, dtype) is None), "reference")
+        if not torch.compiler.is_compiling():
+            _tell(chosen, device.type, dtype)
+        return BACKENDS.get(chosen)
+    reason = unavailable(name, device, dtype)
+    if reason is not None:
+        raise ValueError(f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' here, as {reason}")
+    return BACKENDS[name]
+
+
+def unavailable(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why an implementation cannot run, or None where it can."""
+    return BACKENDS[name].unavailable(device, dtype)
+
+
+@lru_cache
+def _tell(chosen: str, device: str, dtype: torch.dtype) -> None:
+    logger.info("depth reads on %s in %s: %s", device, dtype, chosen)
+
+
+def in_one_phase(backend: ModuleType) -> Callable[..., Any]:
+    """`depth_ops.depth_read`, computed by a phase of complete reads."""
+
+    def depth_read(
+        values: Sequence[Tensor],
+        query: Tensor,
+        *,
+        keys: Sequence[Tensor] | None = None,
+        key_norm: Tensor | None = None,
+        bias: Tensor | None = None,
+        prior_bias: Tensor | None = None,
+        base: Tensor | None = None,
+        gain: float = 1.0,
+        scale: float = 1.0,
+        eps: float = 1e-6,
+        num_heads: int = 1,
+        anchored: bool = False,
+        return_weights: bool = False,
+    ) -> Any:
+        depth_ops.check_sources(values, keys, num_heads)
+        dtype = depth_ops.statistics_dtype(values[0])
+        queries = scale * (query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype))
+        one = queries.dim() == 1
+        queries = queries.unsqueeze(0) if one else queries
+        biases = None if bias is None else bias.to(dtype).expand(len(queries), -1)
+        (output,) = backend.phase(
+            [PhaseInput(values, queries, keys, biases, base)],
+            complete=len(queries),
+            prior_bias=None if prior_bias is None else prior_bias.detach().to(dtype),
+            gain=float(gain),
+            eps=eps,
+            num_heads=num_heads,
+            anchored=anchored,
+        )
+        reads = [read.to(values[0].dtype) for read in output.complete]
+        read = reads[0] if one else torch.stack(reads)
+        if not return_weights:
+            return read
+        weights = torch.softmax(output.logits, 1)
+        weights = weights[0] if one else weights
+        return read, weights.squeeze(-1) if num_heads == 1 else weights
+
+    return depth_read
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "reference": depth_ops.depth_read,
+    **{name: in_one_phase(backend) for name, backend in BACKENDS.items()},
+}
+"""The public operator by implementation. `"auto"` is not among them: it stands for the choice that `depth_read` makes."""
 
 
 def depth_read(
@@ -67,9 +158,12 @@ def depth_read(
         ValueError: unknown implementation; no source, keys that differ in number from the values, or H that does not
             divide D.
     """
-    name = "reference" if implementation == "auto" else implementation
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation: got {implementation!r}, allowed: {', '.join(['auto', *IMPLEMENTATIONS])}")
+    name = implementation
+    if name not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(f"implementation: got {name!r}, allowed: {', '.join(['auto', *IMPLEMENTATIONS])}")
+    if name != "reference" and len(values):
+        backend = backend_for(name, values[0].device, values[0].dtype)
+        name = next((key for key, known in BACKENDS.items() if known is backend), "reference")
     return IMPLEMENTATIONS[name](
         values,
         query,

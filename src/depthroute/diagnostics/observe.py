@@ -35,7 +35,9 @@ class ResidualProxy(Residual):
     def start(self, embedding: Tensor) -> ResidualState:
         return self.inner.start(embedding)
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         return self.inner.read(state, s, module, record)
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
@@ -78,7 +80,9 @@ class _ObservedResidual(ResidualProxy):
         super().__init__(inner)
         self.observers = observers
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         reading = super().read(state, s, module, record)
         for observer in self.observers:
             observer.read(self.inner, state, s, reading.x)

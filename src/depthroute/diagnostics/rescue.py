@@ -76,7 +76,9 @@ class _ReplacedStreams(ResidualProxy):
         mixed = other.float() + (own_sum - other_sum) / 2
         return torch.cat([mixed.to(base.dtype), other])
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         return super().read(self.seen(state, s), s, module, record)
 
     def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:

@@ -199,8 +199,8 @@ class DepthRouteConfig(Qwen3Config):
         dual_transport_init: r, ρ = σ(r).
         dual_write_asymmetry: in (0, 1): write gates start at 1 ± this.
         hyper_num_streams: mHC's n ≥ 2.
-        depth_backend: which implementation of the depth read runs: "auto", the fastest there is (in this release the
-            reference), or "reference".
+        depth_backend: what computes depth reads: "reference"; "cpu" or "triton" of the package `depthroute_kernels`, which
+            refuse where they cannot run; or "auto", the fastest of them that can.
         qk_norm: False hosts backbones without query and key norms (Llama-style).
         num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own;
             `router_aux_loss_coef` is 0.001 unless given, and 0 for a dense model.
@@ -230,7 +230,7 @@ class DepthRouteConfig(Qwen3Config):
     depth_detail_max_scale: float | int = 1.0
     depth_value_projection: bool = False
     depth_null_source: bool = False
-    depth_backend: Literal["auto", "reference"] = "auto"
+    depth_backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
     dual_routing: Literal["cross_key", "self", "cross_value", "fixed"] = "cross_key"
     dual_gates: Literal["static", "dynamic"] = "static"
     dual_partial_source: bool = True

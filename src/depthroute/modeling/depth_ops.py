@@ -23,6 +23,18 @@ def statistics_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
+def check_sources(values: Sequence[Tensor], keys: Sequence[Tensor] | None, num_heads: int) -> None:
+    """Raises:
+    ValueError: no source, keys that differ in number from the values, or H that does not divide D.
+    """
+    width = values[0].shape[-1] if values else 0
+    given = len(values if keys is None else keys)
+    if not values or given != len(values):
+        raise ValueError(f"values, keys: got {len(values)} and {given} tensors, allowed: the same number, at least 1")
+    if num_heads < 1 or width % num_heads:
+        raise ValueError(f"num_heads: got {num_heads}, allowed: a divisor of the width {width}")
+
+
 class DepthMix(torch.autograd.Function):
     """r_i = 1 / sqrt(mean(k_i²) + eps)   l_i = (q · k_i) r_i   p = softmax_i(l + b)   m = gain · Σ_i (p_i − p⁰_i) v_i
 
@@ -173,12 +185,7 @@ def depth_read(
     Raises:
         ValueError: no source, keys that differ in number from the values, or H that does not divide D.
     """
-    width = values[0].shape[-1] if values else 0
-    given = len(values if keys is None else keys)
-    if not values or given != len(values):
-        raise ValueError(f"values, keys: got {len(values)} and {given} tensors, allowed: the same number, at least 1")
-    if num_heads < 1 or width % num_heads:
-        raise ValueError(f"num_heads: got {num_heads}, allowed: a divisor of the width {width}")
+    check_sources(values, keys, num_heads)
     options: dict[str, Any] = {"keys": keys, "key_norm": key_norm, "bias": bias, "prior_bias": prior_bias}
     options |= {"gain": gain, "scale": scale, "eps": eps, "num_heads": num_heads, "anchored": anchored}
     if query.dim() == 1:

@@ -49,7 +49,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
-from .residual_base import Residual, RoutingRecord, RoutingWeights
+from .depth_backend import is_whole
+from .residual_base import Residual, ResidualState, RoutingRecord, RoutingWeights
 from .residual_baselines import HyperConnectionResidual, HyperRead, ScaledResidual
 from .residual_depth_attention import DepthAttentionResidual, DepthRead
 from .residual_dual_stream import DualRead, DualStreamResidual
@@ -126,13 +127,22 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         for sublayer, name in enumerate(self.connections):
             setattr(self, name, self.residual.create_read(2 * layer_idx + sublayer))
 
+    def reads(self) -> dict[int, Any]:
+        """What is around the layer's sublayers, by s; None where there is nothing to learn."""
+        return {2 * self.layer_idx + index: getattr(self, name) for index, name in enumerate(self.connections)}
+
     def forward(
-        self, *tensors: Tensor, routing: RoutingRecord | None = None, **attention_kwargs: Any
+        self,
+        *tensors: Tensor,
+        routing: RoutingRecord | None = None,
+        prepared: dict[int, Any] | None = None,
+        **attention_kwargs: Any,
     ) -> Tensor | tuple[Tensor, ...]:
         """
         Args:
             tensors: the residual's state, packed: the stream h_{2i} [B, T, D] first.
             routing: where reads note their weights.
+            prepared: what `Residual.prepare` gave for this layer's reads; None: the layer calls it.
             attention_kwargs: mask, positions and cache, as Qwen3's attention takes them.
 
         Returns:
@@ -141,14 +151,17 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         """
         residual, s = self.residual, 2 * self.layer_idx
         before = residual.unpack(tensors, s)
+        reads = self.reads()
+        if prepared is None:
+            prepared = residual.prepare(before, reads)
 
-        reading = residual.read(before, s, getattr(self, self.connections[0]), routing)
+        reading = residual.read(before, s, reads[s], routing, prepared.get(s))
         if reading.value is not None:
             attention_kwargs["value_input"] = self.input_layernorm(reading.value)
         update, _ = self.self_attn(hidden_states=self.input_layernorm(reading.x), **attention_kwargs)
         state = residual.write(before, s, update, reading)
 
-        reading = residual.read(state, s + 1, getattr(self, self.connections[1]), routing)
+        reading = residual.read(state, s + 1, reads[s + 1], routing, prepared.get(s + 1))
         update = self.mlp(self.post_attention_layernorm(reading.x))
         state = residual.write(state, s + 1, update, reading)
 
@@ -300,9 +313,12 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             **kwargs,
         }
         masks = self._attention_masks(attention_mask, inputs_embeds, cache, position_ids)
+        prepared = None
         for layer_idx, layer in enumerate(self.layers):
+            if layer_idx % self.residual.layers_per_group == 0:
+                prepared = self._prepare_group(state, layer_idx)
             mask = masks[self.config.layer_types[layer_idx]]
-            changes = layer(*self.residual.pack(state), attention_mask=mask, **layer_kwargs)
+            changes = layer(*self.residual.pack(state), attention_mask=mask, prepared=prepared, **layer_kwargs)
             changes = changes if isinstance(changes, tuple) else (changes,)
             state = self.residual.advance(state, changes, 2 * layer_idx + 2)
 
@@ -312,6 +328,20 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             routing=None if routing is None else routing.reads,
             **{CACHE_NAME: cache if use_cache else None},
         )
+
+    def _prepare_group(self, state: ResidualState, first: int) -> dict[int, Any] | None:
+        """The reads of the layers from `first` on, prepared at once; None where each layer has to see to its own: under
+        checkpointing, which runs a layer again, and where layers are wrapped, or parameters sharded or offloaded."""
+        layers = self.layers[first : first + self.residual.layers_per_group]
+        modules: dict[int, Any] = {}
+        for layer in layers:
+            if not isinstance(layer, DepthRouteDecoderLayer) or (layer.gradient_checkpointing and layer.training):
+                return None
+            modules |= layer.reads()
+        device = state.stream.device
+        if not all(is_whole(module, device) for module in modules.values() if isinstance(module, nn.Module)):
+            return None
+        return self.residual.prepare(state, modules)
 
     def _attention_masks(self, attention_mask: Any, embeds: Tensor, cache: Any, position_ids: Tensor) -> dict[str, Any]:
         if isinstance(attention_mask, dict):  # `generate` may have prepared them already

@@ -95,11 +95,13 @@ class Residual(ABC):
         routing_learning_rate_factor: default learning rate of the routing parameters, as a multiple of the base rate.
         starts_exactly: whether an anchored model on a stock model's weights computes what that computes, bit for bit.
         parameter_name: layers hold what `create_read` makes as `attn_` and `mlp_` with this name behind.
+        layers_per_group: how many layers' reads are best prepared at once.
     """
 
     routing_learning_rate_factor: float = 1.0
     starts_exactly: bool = True
     parameter_name: str = "read"
+    layers_per_group: int = 1
 
     def __init__(self, config: Any):
         self.config = config
@@ -116,9 +118,17 @@ class Residual(ABC):
     def start(self, embedding: Tensor) -> ResidualState:
         """State before sublayer 0, from e [B, T, D]."""
 
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
+        """What can be computed at once for the reads `modules`, before the first of them: by s, for `read`. A read may be
+        left out and then does all its work itself."""
+        return {}
+
     @abstractmethod
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
-        """What branch `s` reads. A routed read notes its weights in `record`, where one is given."""
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
+        """What branch `s` reads. A routed read notes its weights in `record`, where one is given. `prepared` is this read's
+        entry of `prepare`, where that was called."""
 
     @abstractmethod
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:

@@ -39,7 +39,9 @@ class ScaledResidual(Residual):
     def start(self, embedding: Tensor) -> ResidualState:
         return ResidualState((embedding,))
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         return Reading(state.stream, gates=module)
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
@@ -134,7 +136,9 @@ class HyperConnectionResidual(Residual):
         streams = embedding.unsqueeze(-2).expand(*embedding.shape[:-1], self.config.hyper_num_streams, -1)
         return ResidualState((embedding, streams.contiguous()))
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         streams = state.carry[1]
         gates: HyperGates = module(streams)
         collapsed = (gates.collapse.unsqueeze(-1) * streams).sum(-2)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .depth_backend import MergeInput, PhaseInput, choose_backend
 from .depth_ops import depth_read, statistics_dtype
 from .depth_schedule import history_sources, read_name, read_sources, unit_sublayers
 from .residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
@@ -39,6 +40,26 @@ class ReadParameters(NamedTuple):
     prior_bias: Tensor | None
     null: Tensor | None
     value_proj: Tensor | None
+
+
+class PreparedRead(NamedTuple):
+    """What a phase has computed for one read.
+
+    Attributes:
+        backend: what has computed it.
+        parameters: the read's.
+        routes: (query, bias) of each of its softmaxes.
+        results: of each, the mix (or the phase's part of it, where the read has private sources) and the logits.
+        count: how many sources the phase has seen.
+        stream: the standard stream at that time [B, T, D].
+    """
+
+    backend: Any
+    parameters: ReadParameters
+    routes: list[tuple[Tensor, Tensor | None]]
+    results: list[tuple[Any, Tensor]]
+    count: int
+    stream: Tensor
 
 
 class DepthRead(nn.Module):
@@ -143,6 +164,10 @@ class DepthAttentionResidual(Residual):
         # a replacing read is the branch's whole input, and anchored it is multiplied by the number of sources; the papers'
         # hundredfold rates cause loss spikes
         self.routing_learning_rate_factor = 2.0 if self.replaces else 10.0
+        block = config.depth_block_size or 3
+        # where the sources since the phase are not just what the stream has gained since: one block
+        one_block = config.depth_detail_bases or (not self.replaces and config.depth_block_size)
+        self.layers_per_group = block if one_block else block * max(1, 3 // block)
 
     def create_read(self, s: int) -> DepthRead | None:
         is_final = s == 2 * self.config.num_hidden_layers
@@ -176,59 +201,165 @@ class DepthAttentionResidual(Residual):
             return (*history, partial)
         return (*history, partial, *(self.scaled(detail, partial) for detail in details))
 
+    def all_sources(self, state: ResidualState, s: int, parameters: ReadParameters) -> Sequence[Tensor]:
+        """`sources`, and the null source where there is one."""
+        sources = self.sources(state, s)
+        if parameters.null is None:
+            return sources
+        return (*sources, parameters.null.to(state.stream.dtype).expand_as(state.stream))
+
     def scaled(self, detail: Tensor, summary: Tensor) -> Tensor:
         return match_rms(detail, summary, self.config.depth_detail_max_scale, self.config.rms_norm_eps)
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedRead]:
+        """One phase: all queries of the reads `modules` over the sources completed so far."""
+        reads = {s: module for s, module in modules.items() if module is not None}
+        backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
+        if backend is None:
+            return {}
+        parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
+        first = min(reads)
+        # a read that is prepared alone, when its turn has come, needs no private sources
+        shared = self.all_sources(state, first, parameters[first]) if len(modules) == 1 else state.history
+        routes = {s: self.routes(s, parameters[s]) for s in reads}
+        queries, biases = zip(*(route for s in reads for route in routes[s]))
+        whole = [s for s in reads if self.source_count(s) == len(shared)]
+        complete = sum(len(routes[s]) for s in whole)
+        bias = prior_bias = None
+        if biases[0] is not None:
+            bias = torch.stack([bias[: len(shared)] for bias in biases])
+            prior_bias = parameters[first].prior_bias[: len(shared)]
+        (phase,) = backend.phase(
+            [PhaseInput(shared, torch.stack(queries), bias=bias)],
+            complete=complete,
+            prior_bias=prior_bias,
+            gain=self.gain(whole[0]) if whole else 1.0,
+            eps=self.config.rms_norm_eps,
+            num_heads=self.config.depth_num_heads,
+            anchored=self.config.depth_anchored,
+        )
+        results, logits = iter((*phase.complete, *phase.partial)), iter(phase.logits)
+        return {
+            s: PreparedRead(
+                backend, parameters[s], routes[s], [(next(results), next(logits)) for _ in routes[s]], len(shared), state.stream
+            )
+            for s in reads
+        }  # fmt: skip
+
+    def read(
+        self,
+        state: ResidualState,
+        s: int,
+        module: Any,
+        record: RoutingRecord | None,
+        prepared: PreparedRead | None = None,
+    ) -> Reading:
         if module is None:
             return Reading(state.stream)
         config = self.config
-        sources = self.sources(state, s)
-        parameters: ReadParameters = module(state.stream)
-        labels = [source.label for source in read_sources(config, s)]
-        details = sum(source.basis is not None for source in read_sources(config, s))
-        if parameters.null is not None:
-            sources = (*sources, parameters.null.to(state.stream.dtype).expand_as(state.stream))
-            labels.append("null")
-
-        gain = 1.0
-        if config.depth_anchored and self.replaces and not self.over_states:
-            # 1 / p⁰ of a source that is no detail: with it the read is `gain` times the plain one
-            gain = len(sources) - details + details * math.exp(config.depth_detail_bias)
-
+        prepared = prepared or self.prepare(state, {s: module}).get(s)
+        parameters: ReadParameters = prepared.parameters if prepared else module(state.stream)
+        sources = self.all_sources(state, s, parameters)
         base = state.stream if config.depth_anchored or not self.replaces else None
+        # linear: one projection of the mix is the mix of projected values
+        mix_base = base if parameters.value_proj is None else None
+        if prepared:
+            mixes = [
+                self.finish_prepared(prepared, index, s, sources, mix_base, record is not None)
+                for index in range(len(prepared.routes))
+            ]
+        else:
+            mixes = [
+                depth_read(
+                    sources,
+                    query,
+                    bias=bias,
+                    prior_bias=parameters.prior_bias,
+                    base=mix_base,
+                    gain=self.gain(s),
+                    eps=config.rms_norm_eps,
+                    num_heads=config.depth_num_heads,
+                    anchored=config.depth_anchored,
+                    return_weights=True,
+                )
+                for query, bias in self.routes(s, parameters)
+            ]
+        reads = [read for read, _ in mixes]
+        if parameters.value_proj is not None:
+            reads = [nn.functional.linear(read, parameters.value_proj.to(read.dtype)) for read in reads]
+            reads = reads if base is None else [base + read for read in reads]
+        if record is not None:
+            labels = [source.label for source in read_sources(config, s)] + ["null"] * config.depth_null_source
+            weights = [weights.detach() for _, weights in mixes]
+            record.note(read_name(config, s), RoutingWeights(labels, *weights))
+        if config.depth_value_route == "average" and len(reads) == 2:
+            return Reading((reads[0] + reads[1]) / 2)
+        return Reading(*reads)
 
-        def mix(query: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-            read, weights = depth_read(
-                sources,
-                query,
-                bias=bias,
-                prior_bias=parameters.prior_bias,
-                base=base if parameters.value_proj is None else None,
-                gain=gain,
-                scale=config.depth_logit_scale,
+    def finish_prepared(
+        self, prepared: PreparedRead, index: int, s: int, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
+    ) -> tuple[Tensor, Tensor]:
+        """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of one route of a prepared read."""
+        config, parameters, count = self.config, prepared.parameters, prepared.count
+        (query, bias), (part, logits) = prepared.routes[index], prepared.results[index]
+        private = sources[count:]
+        if not private:
+            x = part if base is None else base + part
+            x = x.to(sources[0].dtype)
+        else:
+            summands = 0
+            if base is not None and not self.over_states:
+                summands = len(private) - (parameters.null is not None)
+                if config.depth_detail_bases:
+                    summands = min(summands, 1)
+            (merged,) = prepared.backend.merge(
+                [
+                    MergeInput(
+                        part,
+                        private,
+                        query,
+                        bias=None if bias is None else bias[count:],
+                        base=base,
+                        start=prepared.stream if summands else None,
+                        summands=summands,
+                    )
+                ],
+                prior_bias=None if parameters.prior_bias is None else parameters.prior_bias[count:],
+                gain=self.gain(s),
                 eps=config.rms_norm_eps,
                 num_heads=config.depth_num_heads,
                 anchored=config.depth_anchored,
-                return_weights=True,
             )
-            if parameters.value_proj is not None:  # linear: one projection of the mix is the mix of projected values
-                read = nn.functional.linear(read, parameters.value_proj.to(read.dtype))
-                read = read if base is None else base + read
-            return read, weights
+            x = merged.x
+            if weigh:
+                logits = torch.cat([logits, merged.logits])
+        if not weigh:
+            return x, logits
+        weights = torch.softmax(logits, 0)
+        return x, weights.squeeze(-1) if config.depth_num_heads == 1 else weights
 
-        read, weights = mix(parameters.query, parameters.bias)
-        value_read = value_weights = None
+    def source_count(self, s: int) -> int:
+        """How many sources read `s` has, the null source included."""
+        return len(read_sources(self.config, s)) + self.config.depth_null_source
+
+    def gain(self, s: int) -> float:
+        """The factor on the mix of read `s`."""
+        if not (self.config.depth_anchored and self.replaces) or self.over_states:
+            return 1.0
+        # 1 / p⁰ of a source that is no detail: with it the read is `gain` times the plain one
+        details = sum(source.basis is not None for source in read_sources(self.config, s))
+        return self.source_count(s) - details + details * math.exp(self.config.depth_detail_bias)
+
+    def routes(self, s: int, parameters: ReadParameters) -> list[tuple[Tensor, Tensor | None]]:
+        """(query [D], bias [S] or None) of each softmax of read `s`: that of x, and of attention's values where they have
+        their own. Queries are scaled."""
+        scale = self.config.depth_logit_scale
+        routes = [(parameters.query, parameters.bias)]
         if parameters.value_query is not None:
-            value_read, value_weights = mix(parameters.value_query, parameters.bias)
-        elif config.depth_value_route == "uniform" and s % 2 == 0 and s < 2 * config.num_hidden_layers:
-            value_read, value_weights = mix(torch.zeros_like(parameters.query), parameters.prior_bias)
-        if record is not None:
-            noted = RoutingWeights(labels, weights.detach(), None if value_weights is None else value_weights.detach())
-            record.note(read_name(config, s), noted)
-        if config.depth_value_route == "average" and value_read is not None:
-            return Reading((read + value_read) / 2)
-        return Reading(read, value_read)
+            routes.append((parameters.value_query, parameters.bias))
+        elif self.config.depth_value_route == "uniform" and s % 2 == 0 and s < 2 * self.config.num_hidden_layers:
+            routes.append((torch.zeros_like(parameters.query), parameters.prior_bias))
+        return routes if scale == 1 else [(scale * query, bias) for query, bias in routes]
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update

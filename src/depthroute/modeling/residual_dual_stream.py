@@ -5,11 +5,13 @@
 The papers' summaries state neither the inputs of the gates nor their initial values: those here are this project's choice.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .depth_backend import MergeInput, PhaseInput, choose_backend
 from .depth_ops import depth_mix, statistics_dtype
 from .depth_schedule import history_sources, read_name, read_sources, source_labels, unit_sublayers
 from .residual_base import Reading, Residual, ResidualState, RoutingRecord, RoutingWeights
@@ -38,6 +40,28 @@ class DualReadParameters(NamedTuple):
     query: Tensor | None
     gate_logits: Tensor
     gate_proj: Tensor | None
+
+
+class PreparedDualRead(NamedTuple):
+    """What a phase has computed for one read; lists and the first dimension are by stream.
+
+    Attributes:
+        backend: what has computed it.
+        parameters: the read's.
+        queries: scaled [2, D].
+        results: the mix m^j, or the phase's part of it where the read has private entries.
+        logits: of the entries that the phase has seen.
+        totals: where anchored, the sum of those entries [B, T, D].
+        count: how many of them.
+    """
+
+    backend: Any
+    parameters: DualReadParameters
+    queries: Tensor
+    results: list[Any]
+    logits: list[Tensor]
+    totals: list[Tensor | None]
+    count: int
 
 
 class DualRead(nn.Module):
@@ -103,6 +127,7 @@ class DualStreamResidual(Residual):
     def __init__(self, config: Any):
         super().__init__(config)
         self.unit = unit_sublayers(config)
+        self.layers_per_group = config.depth_block_size * max(1, 3 // config.depth_block_size)
         self.routes = ROUTES[config.dual_routing]
 
     def create_read(self, s: int) -> DualRead:
@@ -125,46 +150,124 @@ class DualStreamResidual(Residual):
             return (*first, state.carry[1]), (*second, state.carry[2])
         return first, second
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedDualRead]:
+        """One phase of two streams: all queries of the reads `modules` over the entries completed so far."""
+        parameters: dict[int, DualReadParameters] = {s: module(state.stream) for s, module in modules.items()}
+        reads = [s for s in modules if parameters[s].query is not None]
+        backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
+        if backend is None:
+            return {}
+        # a read that is prepared alone, when its turn has come, needs no private entries
+        entries = self.streams(state, reads[0]) if len(modules) == 1 else (state.history[0::2], state.history[1::2])
+        count = len(entries[0])
+        complete = sum(len(read_sources(self.config, s)) == count for s in reads)
+        queries = torch.stack([parameters[s].query for s in reads], 1) * self.config.depth_logit_scale
+        phases = backend.phase(
+            [
+                PhaseInput(entries[value], queries[stream], keys=entries[key] if key != value else None)
+                for stream, (key, value) in enumerate(self.routes)
+            ],
+            complete=complete,
+            eps=self.config.rms_norm_eps,
+            num_heads=self.config.depth_num_heads,
+            anchored=self.config.depth_anchored,
+        )
+        totals = [
+            sum(tensor.to(queries.dtype) for tensor in entries[value]) if self.config.depth_anchored else None
+            for _, value in self.routes
+        ]
+        return {
+            s: PreparedDualRead(
+                backend,
+                parameters[s],
+                queries[:, index],
+                [(*phase.complete, *phase.partial)[index] for phase in phases],
+                [phase.logits[index] for phase in phases],
+                totals,
+                count,
+            )
+            for index, s in enumerate(reads)
+        }
+
+    def read(
+        self,
+        state: ResidualState,
+        s: int,
+        module: Any,
+        record: RoutingRecord | None,
+        prepared: PreparedDualRead | None = None,
+    ) -> Reading:
         config = self.config
-        parameters: DualReadParameters = module(state.stream)
+        prepared = prepared or self.prepare(state, {s: module}).get(s)
+        parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
             return Reading(state.stream, gates=parameters.gate_logits)
         entries = self.streams(state, s)
-        values = [entries[value] for _, value in self.routes]
-        mixes, weights = zip(
-            *(
-                depth_mix(
-                    entries[value],
-                    query,
-                    keys=entries[key] if key != value else None,
-                    scale=config.depth_logit_scale,
-                    eps=config.rms_norm_eps,
-                    num_heads=config.depth_num_heads,
-                    anchored=config.depth_anchored,
-                )
-                for (key, value), query in zip(self.routes, parameters.query)
-            )
-        )
-        gates = parameters.gate_logits
         count = len(entries[0])
-        totals = (
-            [sum(tensor.to(mixes[0].dtype) for tensor in value) for value in values] if config.depth_anchored else None
-        )
+        if prepared:
+            mixes, weights, totals = self.finish_prepared(prepared, entries, record is not None)
+        else:
+            mixes, weights = zip(
+                *(
+                    depth_mix(
+                        entries[value],
+                        query,
+                        keys=entries[key] if key != value else None,
+                        scale=config.depth_logit_scale,
+                        eps=config.rms_norm_eps,
+                        num_heads=config.depth_num_heads,
+                        anchored=config.depth_anchored,
+                    )
+                    for (key, value), query in zip(self.routes, parameters.query)
+                )
+            )
+            totals = [
+                sum(tensor.to(mixes[0].dtype) for tensor in entries[value]) if config.depth_anchored else None
+                for _, value in self.routes
+            ]
+        gates = parameters.gate_logits
         if parameters.gate_proj is not None:
-            plain = mixes if totals is None else [mix + total / count for mix, total in zip(mixes, totals)]
+            plain = [mix if total is None else mix + total / count for mix, total in zip(mixes, totals)]
             both = torch.cat(plain, dim=-1)
             normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + config.rms_norm_eps)
             gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
         alpha = torch.sigmoid(gates[..., :1])
         mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
-        if totals is not None:
+        if totals[0] is not None:
             mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
         if record is not None:
-            both_weights = torch.stack(weights).detach()
+            both_weights = torch.stack([weight.detach() for weight in weights])
             both_weights = both_weights.squeeze(-1) if config.depth_num_heads == 1 else both_weights
             record.note(read_name(config, s), RoutingWeights(source_labels(config, s), both_weights))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
+
+    def finish_prepared(
+        self, prepared: PreparedDualRead, entries: tuple[Sequence[Tensor], Sequence[Tensor]], weigh: bool
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+        """By stream: the mix m^j, if `weigh` the weights p, and where anchored Σ^j, of a prepared read."""
+        private = [entry[prepared.count :] for entry in entries]
+        if not private[0]:
+            weights = [torch.softmax(logits, 0) for logits in prepared.logits] if weigh else []
+            return prepared.results, weights, prepared.totals
+        merges = prepared.backend.merge(
+            [
+                MergeInput(part, private[value], query, keys=private[key] if key != value else None)
+                for (key, value), part, query in zip(self.routes, prepared.results, prepared.queries)
+            ],
+            eps=self.config.rms_norm_eps,
+            num_heads=self.config.depth_num_heads,
+            anchored=self.config.depth_anchored,
+            cast=False,
+        )
+        weights = []
+        if weigh:
+            pairs = zip(prepared.logits, merges)
+            weights = [torch.softmax(torch.cat([logits, merged.logits]), 0) for logits, merged in pairs]
+        totals = [
+            None if total is None else sum(private[value], total)
+            for (_, value), total in zip(self.routes, prepared.totals)
+        ]
+        return [merged.x for merged in merges], weights, totals
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update

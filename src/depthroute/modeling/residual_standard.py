@@ -21,7 +21,9 @@ class StandardResidual(Residual):
     def start(self, embedding: Tensor) -> ResidualState:
         return ResidualState((embedding,))
 
-    def read(self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None) -> Reading:
+    def read(
+        self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
+    ) -> Reading:
         return Reading(state.stream)
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
