@@ -18,7 +18,7 @@ from .backward import first_derivative_only
 
 def dot(first: Tensor, second: Tensor, heads: int) -> Tensor:
     """Σ over each head's slice of first · second, both [n, D] → [n, H]."""
-    first, second = (tensor.view(-1, 1, tensor.shape[-1] // heads) for tensor in (first, second))
+    first, second = (tensor.reshape(-1, 1, tensor.shape[-1] // heads) for tensor in (first, second))
     return torch.bmm(first, second.mT).view(-1, heads)
 
 

@@ -42,10 +42,10 @@ def shares(
     phase_top = tl.load(row(table, maxima_entry, token * HEADS, ACCUMULATOR, False) + h, mask=h < HEADS, other=0.0)
     phase_total = tl.load(row(table, sums_entry, token * HEADS, ACCUMULATOR, False) + h, mask=h < HEADS, other=1.0)
     top = phase_top
-    for j in range(0, count):
+    for j in range(count):
         top = tl.maximum(top, logit_of(logits, first, j, OF_PRIOR, BIASED, HEADS, BLOCK_H, ACCUMULATOR))
     private = tl.zeros([BLOCK_H], ACCUMULATOR)
-    for j in range(0, count):
+    for j in range(count):
         private += tl.exp(logit_of(logits, first, j, OF_PRIOR, BIASED, HEADS, BLOCK_H, ACCUMULATOR) - top)
     shrink = tl.exp(phase_top - top)
     total = tl.fma(shrink, phase_total, private)
@@ -101,6 +101,7 @@ def merge_forward(
     STAGES: tl.constexpr,
 ):
     tokens = tokens.to(tl.int64)
+    gain = tl.full([], gain, ACCUMULATOR)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     width = HEADS * HEAD_DIM
@@ -220,6 +221,7 @@ def merge_backward(
     where x and the base are rounded more than the mix can bear. An anchored read's own mix lacks f⁰ U + Σ p⁰_j v_j.
     """
     tokens = tokens.to(tl.int64)
+    gain = tl.full([], gain, ACCUMULATOR)
     program = tl.program_id(0)
     group = tl.program_id(1)
     width = HEADS * HEAD_DIM

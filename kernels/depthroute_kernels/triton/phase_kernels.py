@@ -55,6 +55,7 @@ def phase_forward(
     STAGES: tl.constexpr,
 ):
     tokens = tokens.to(tl.int64)
+    gain = tl.full([], gain, ACCUMULATOR)
     blocks = tl.cdiv(queries, BLOCK_M)
     token = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
@@ -152,7 +153,7 @@ def phase_forward(
         entry = numerators_at + group * (queries - complete) + m - complete
         out = row_of_each(table, entry, part, offset, ACCUMULATOR, ALIGNED)
         tl.store(out[:, None, None] + column[None, :, :], numerator, mask=part[:, None, None] & inside[None, :, :])
-    if ANCHORED:
+    if ANCHORED:  # noqa: SIM102 - a constant and a number: only the first prunes what is compiled
         if block == 0:
             per_token = (group * tokens + token) * HEADS + h
             tl.store(prior_sums + per_token, prior_total, mask=h < HEADS)
@@ -211,6 +212,7 @@ def phase_backward(
     the second divides the width too. BLOCK_M is a power of two ≥ M.
     """
     tokens = tokens.to(tl.int64)
+    gain = tl.full([], gain, ACCUMULATOR)
     program = tl.program_id(0)
     split = tl.program_id(1)
     group = tl.program_id(2)
@@ -271,11 +273,11 @@ def phase_backward(
                 grad_sum += tl.load(grad_sums + per_read, mask=of_read, other=0.0)
             mean = tl.zeros([BLOCK_M, BLOCK_H], ACCUMULATOR)
             if complete > 0:
-                for i in range(0, count):
+                for i in range(count):
                     here = (first + i) * queries * HEADS + at
                     p = tl.exp(tl.load(logits + here, mask=of_read, other=0.0) - top) / total
                     mean += p * tl.load(grad_logits + here, mask=of_read, other=0.0)
-            for i in range(0, count):
+            for i in range(count):
                 here = (first + i) * queries * HEADS + at
                 score = tl.load(logits + here, mask=of_read, other=0.0)
                 dot = tl.load(grad_logits + here, mask=of_read, other=0.0)
