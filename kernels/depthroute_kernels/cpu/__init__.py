@@ -3,12 +3,14 @@
 """The two phases on a CPU, out of torch's own operations.
 
 phase.py      every query of a group at once: one stack that lives as long as the call, and batched products with it
+few_tokens.py the same for some tokens without gradients, as in decoding: the fewest calls
 merge.py      one read's private sources, source by source
 backward.py   what both say where a gradient is differentiated again
 """
 
 import torch
 
+from .few_tokens import of_few_tokens
 from .merge import merge
 from .phase import phase
 
@@ -22,4 +24,9 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-__all__ = ["merge", "phase", "unavailable"]
+def phases_pay(stream: torch.Tensor) -> bool:
+    """Whether one phase for several reads and a merge for each cost less than a read after the other."""
+    return not of_few_tokens(stream)
+
+
+__all__ = ["merge", "phase", "phases_pay", "unavailable"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
 from .backward import first_derivative_only
+from .few_tokens import of_few_tokens, read_few
 
 
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -213,6 +214,9 @@ def _phase(
     partial = reads - complete
     if anchored and prior_bias is None:
         prior_bias = torch.zeros(count, dtype=one.queries.dtype)
+    if not partial and of_few_tokens(one.values[0]):
+        with torch.autocast(one.queries.device.type, enabled=False):
+            return read_few(one, prior_bias, gain, eps, heads)
     queries = one.queries.unflatten(-1, (heads, -1))
     with torch.autocast(one.queries.device.type, enabled=False):
         outputs = PhaseFunction.apply(

@@ -114,10 +114,10 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
     `attn_read` and `mlp_read` (of the scaled baselines: `attn_scale`, `mlp_scale`) are None where there is nothing to learn.
     """
 
-    def __init__(self, config: DepthRouteConfig, layer_idx: int):
+    def __init__(self, config: DepthRouteConfig, layer_idx: int, residual: Residual):
         super().__init__()
         self.layer_idx = layer_idx
-        self.residual = build_residual(config)
+        self.residual = residual
         self.self_attn = DepthRouteAttention(config, layer_idx)
         # CODEPATH: Qwen3-MoE checkpoints have sparse layers, all others dense ones
         self.mlp = Qwen3MoeSparseMoeBlock(config) if config.is_sparse(layer_idx) else Qwen3MLP(config)
@@ -256,7 +256,7 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
         self.residual = build_residual(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers = nn.ModuleList(
-            [DepthRouteDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+            [DepthRouteDecoderLayer(config, layer_idx, self.residual) for layer_idx in range(config.num_hidden_layers)]
         )
         self.final_read = self.residual.create_read(2 * config.num_hidden_layers)
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -313,11 +313,11 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             **kwargs,
         }
         masks = self._attention_masks(attention_mask, inputs_embeds, cache, position_ids)
-        prepared = None
+        prepared, layer_types = None, self.config.layer_types
         for layer_idx, layer in enumerate(self.layers):
             if layer_idx % self.residual.layers_per_group == 0:
                 prepared = self._prepare_group(state, layer_idx)
-            mask = masks[self.config.layer_types[layer_idx]]
+            mask = masks[layer_types[layer_idx]]
             changes = layer(*self.residual.pack(state), attention_mask=mask, prepared=prepared, **layer_kwargs)
             changes = changes if isinstance(changes, tuple) else (changes,)
             state = self.residual.advance(state, changes, 2 * layer_idx + 2)

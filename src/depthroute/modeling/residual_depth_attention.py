@@ -11,6 +11,7 @@ file keeps the tensors.
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -158,28 +159,46 @@ class DepthAttentionResidual(Residual):
 
     def __init__(self, config: Any):
         super().__init__(config)
+        self.final = 2 * config.num_hidden_layers
         self.unit = unit_sublayers(config)
         self.over_states = config.depth_source == "state"
         self.replaces = config.depth_combine == "replace"
+        self.bases: list[str] = config.depth_detail_bases
+        self.uniform_values = config.depth_value_route == "uniform"
+        self.scale = config.depth_logit_scale
+        self.options = {
+            "eps": config.rms_norm_eps,
+            "num_heads": config.depth_num_heads,
+            "anchored": config.depth_anchored,
+        }
+        # counted once: a configuration is slow to ask
+        self.history_sizes = [len(history_sources(config, s)) for s in range(self.final + 1)]
+        reads = [read_sources(config, s) for s in range(self.final + 1)]
+        self.source_counts = [len(sources) + config.depth_null_source for sources in reads]
+        self.gains = [1.0] * len(reads)
+        if config.depth_anchored and self.replaces and not self.over_states:
+            # 1 / p⁰ of a source that is no detail: with it the read is `gain` times the plain one
+            details = [sum(source.basis is not None for source in sources) for sources in reads]
+            prior = math.exp(config.depth_detail_bias)
+            self.gains = [count - n + n * prior for count, n in zip(self.source_counts, details)]
         # a replacing read is the branch's whole input, and anchored it is multiplied by the number of sources; the papers'
         # hundredfold rates cause loss spikes
         self.routing_learning_rate_factor = 2.0 if self.replaces else 10.0
         block = config.depth_block_size or 3
         # where the sources since the phase are not just what the stream has gained since: one block
-        one_block = config.depth_detail_bases or (not self.replaces and config.depth_block_size)
+        one_block = self.bases or (not self.replaces and config.depth_block_size)
         self.layers_per_group = block if one_block else block * max(1, 3 // block)
 
     def create_read(self, s: int) -> DepthRead | None:
-        is_final = s == 2 * self.config.num_hidden_layers
-        if is_final and not self.replaces:
+        if s == self.final and not self.replaces:
             return None
         return DepthRead(self.config, s) if len(read_sources(self.config, s)) > 1 else None
 
     def carry_size(self, s: int) -> int:
-        return 1 if self.over_states or s % self.unit == 0 else 2 + len(self.config.depth_detail_bases)
+        return 1 if self.over_states or s % self.unit == 0 else 2 + len(self.bases)
 
     def history_size(self, s: int) -> int:
-        return len(history_sources(self.config, s))
+        return self.history_sizes[s]
 
     def start(self, embedding: Tensor) -> ResidualState:
         return ResidualState((embedding,), (embedding,))
@@ -187,7 +206,7 @@ class DepthAttentionResidual(Residual):
     def sources(self, state: ResidualState, s: int) -> Sequence[Tensor]:
         """The tensors that read `s` chooses from, in the order of `read_sources`."""
         history = state.history
-        if s == 2 * self.config.num_hidden_layers and self.config.depth_detail_bases:
+        if s == self.final and self.bases:
             kept = zip(history, history_sources(self.config, s))
             history = tuple(tensor for tensor, source in kept if source.basis is None)
         if s % self.unit == 0:
@@ -197,7 +216,7 @@ class DepthAttentionResidual(Residual):
         if not self.replaces:
             return history
         partial, *details = state.carry[1:]
-        if s == 2 * self.config.num_hidden_layers:
+        if s == self.final:
             return (*history, partial)
         return (*history, partial, *(self.scaled(detail, partial) for detail in details))
 
@@ -209,40 +228,36 @@ class DepthAttentionResidual(Residual):
         return (*sources, parameters.null.to(state.stream.dtype).expand_as(state.stream))
 
     def scaled(self, detail: Tensor, summary: Tensor) -> Tensor:
-        return match_rms(detail, summary, self.config.depth_detail_max_scale, self.config.rms_norm_eps)
+        return match_rms(detail, summary, self.config.depth_detail_max_scale, self.options["eps"])
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedRead]:
         """One phase: all queries of the reads `modules` over the sources completed so far."""
         reads = {s: module for s, module in modules.items() if module is not None}
         backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
-        if backend is None:
+        alone = len(modules) == 1
+        if backend is None or not (alone or backend.phases_pay(state.stream)):
             return {}
         parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
         first = min(reads)
         # a read that is prepared alone, when its turn has come, needs no private sources
-        shared = self.all_sources(state, first, parameters[first]) if len(modules) == 1 else state.history
+        shared = self.all_sources(state, first, parameters[first]) if alone else state.history
         routes = {s: self.routes(s, parameters[s]) for s in reads}
         queries, biases = zip(*(route for s in reads for route in routes[s]))
-        whole = [s for s in reads if self.source_count(s) == len(shared)]
-        complete = sum(len(routes[s]) for s in whole)
+        whole = [s for s in reads if self.source_counts[s] == len(shared)]
         bias = prior_bias = None
         if biases[0] is not None:
             bias = torch.stack([bias[: len(shared)] for bias in biases])
             prior_bias = parameters[first].prior_bias[: len(shared)]
         (phase,) = backend.phase(
             [PhaseInput(shared, torch.stack(queries), bias=bias)],
-            complete=complete,
+            complete=sum(len(routes[s]) for s in whole),
             prior_bias=prior_bias,
-            gain=self.gain(whole[0]) if whole else 1.0,
-            eps=self.config.rms_norm_eps,
-            num_heads=self.config.depth_num_heads,
-            anchored=self.config.depth_anchored,
+            gain=self.gains[whole[0]] if whole else 1.0,
+            **self.options,
         )
-        results, logits = iter((*phase.complete, *phase.partial)), iter(phase.logits)
+        results = zip((*phase.complete, *phase.partial), phase.logits)
         return {
-            s: PreparedRead(
-                backend, parameters[s], routes[s], [(next(results), next(logits)) for _ in routes[s]], len(shared), state.stream
-            )
+            s: PreparedRead(backend, parameters[s], routes[s], list(islice(results, len(routes[s]))), len(shared), state.stream)
             for s in reads
         }  # fmt: skip
 
@@ -256,18 +271,15 @@ class DepthAttentionResidual(Residual):
     ) -> Reading:
         if module is None:
             return Reading(state.stream)
-        config = self.config
         prepared = prepared or self.prepare(state, {s: module}).get(s)
         parameters: ReadParameters = prepared.parameters if prepared else module(state.stream)
         sources = self.all_sources(state, s, parameters)
-        base = state.stream if config.depth_anchored or not self.replaces else None
+        base = state.stream if self.options["anchored"] or not self.replaces else None
         # linear: one projection of the mix is the mix of projected values
         mix_base = base if parameters.value_proj is None else None
         if prepared:
-            mixes = [
-                self.finish_prepared(prepared, index, s, sources, mix_base, record is not None)
-                for index in range(len(prepared.routes))
-            ]
+            routes = range(len(prepared.routes))
+            mixes = [self.finish_prepared(prepared, i, s, sources, mix_base, record is not None) for i in routes]
         else:
             mixes = [
                 depth_read(
@@ -276,11 +288,9 @@ class DepthAttentionResidual(Residual):
                     bias=bias,
                     prior_bias=parameters.prior_bias,
                     base=mix_base,
-                    gain=self.gain(s),
-                    eps=config.rms_norm_eps,
-                    num_heads=config.depth_num_heads,
-                    anchored=config.depth_anchored,
+                    gain=self.gains[s],
                     return_weights=True,
+                    **self.options,
                 )
                 for query, bias in self.routes(s, parameters)
             ]
@@ -289,10 +299,11 @@ class DepthAttentionResidual(Residual):
             reads = [nn.functional.linear(read, parameters.value_proj.to(read.dtype)) for read in reads]
             reads = reads if base is None else [base + read for read in reads]
         if record is not None:
-            labels = [source.label for source in read_sources(config, s)] + ["null"] * config.depth_null_source
+            labels = [source.label for source in read_sources(self.config, s)]
+            labels += ["null"] * (self.source_counts[s] - len(labels))
             weights = [weights.detach() for _, weights in mixes]
-            record.note(read_name(config, s), RoutingWeights(labels, *weights))
-        if config.depth_value_route == "average" and len(reads) == 2:
+            record.note(read_name(self.config, s), RoutingWeights(labels, *weights))
+        if len(reads) == 2 and self.config.depth_value_route == "average":
             return Reading((reads[0] + reads[1]) / 2)
         return Reading(*reads)
 
@@ -300,7 +311,7 @@ class DepthAttentionResidual(Residual):
         self, prepared: PreparedRead, index: int, s: int, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
     ) -> tuple[Tensor, Tensor]:
         """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of one route of a prepared read."""
-        config, parameters, count = self.config, prepared.parameters, prepared.count
+        parameters, count = prepared.parameters, prepared.count
         (query, bias), (part, logits) = prepared.routes[index], prepared.results[index]
         private = sources[count:]
         if not private:
@@ -310,56 +321,35 @@ class DepthAttentionResidual(Residual):
             summands = 0
             if base is not None and not self.over_states:
                 summands = len(private) - (parameters.null is not None)
-                if config.depth_detail_bases:
-                    summands = min(summands, 1)
-            (merged,) = prepared.backend.merge(
-                [
-                    MergeInput(
-                        part,
-                        private,
-                        query,
-                        bias=None if bias is None else bias[count:],
-                        base=base,
-                        start=prepared.stream if summands else None,
-                        summands=summands,
-                    )
-                ],
-                prior_bias=None if parameters.prior_bias is None else parameters.prior_bias[count:],
-                gain=self.gain(s),
-                eps=config.rms_norm_eps,
-                num_heads=config.depth_num_heads,
-                anchored=config.depth_anchored,
+                summands = min(summands, 1) if self.bases else summands
+            one = MergeInput(
+                part,
+                private,
+                query,
+                bias=None if bias is None else bias[count:],
+                base=base,
+                start=prepared.stream if summands else None,
+                summands=summands,
             )
+            prior_bias = None if parameters.prior_bias is None else parameters.prior_bias[count:]
+            (merged,) = prepared.backend.merge([one], prior_bias=prior_bias, gain=self.gains[s], **self.options)
             x = merged.x
             if weigh:
                 logits = torch.cat([logits, merged.logits])
         if not weigh:
             return x, logits
         weights = torch.softmax(logits, 0)
-        return x, weights.squeeze(-1) if config.depth_num_heads == 1 else weights
-
-    def source_count(self, s: int) -> int:
-        """How many sources read `s` has, the null source included."""
-        return len(read_sources(self.config, s)) + self.config.depth_null_source
-
-    def gain(self, s: int) -> float:
-        """The factor on the mix of read `s`."""
-        if not (self.config.depth_anchored and self.replaces) or self.over_states:
-            return 1.0
-        # 1 / p⁰ of a source that is no detail: with it the read is `gain` times the plain one
-        details = sum(source.basis is not None for source in read_sources(self.config, s))
-        return self.source_count(s) - details + details * math.exp(self.config.depth_detail_bias)
+        return x, weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
 
     def routes(self, s: int, parameters: ReadParameters) -> list[tuple[Tensor, Tensor | None]]:
         """(query [D], bias [S] or None) of each softmax of read `s`: that of x, and of attention's values where they have
         their own. Queries are scaled."""
-        scale = self.config.depth_logit_scale
         routes = [(parameters.query, parameters.bias)]
         if parameters.value_query is not None:
             routes.append((parameters.value_query, parameters.bias))
-        elif self.config.depth_value_route == "uniform" and s % 2 == 0 and s < 2 * self.config.num_hidden_layers:
+        elif self.uniform_values and s % 2 == 0 and s < self.final:
             routes.append((torch.zeros_like(parameters.query), parameters.prior_bias))
-        return routes if scale == 1 else [(scale * query, bias) for query, bias in routes]
+        return routes if self.scale == 1 else [(self.scale * query, bias) for query, bias in routes]
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update
@@ -367,7 +357,7 @@ class DepthAttentionResidual(Residual):
         if self.over_states:
             return ResidualState((stream,), (*state.history, stream) if completes_unit else state.history)
         begins_unit = s % self.unit == 0
-        signs = [1, *(self.sign(basis, s) for basis in self.config.depth_detail_bases)]
+        signs = [1, *(self.sign(basis, s) for basis in self.bases)]
         if begins_unit:
             running = [update if sign > 0 else -update for sign in signs]
         else:
@@ -384,4 +374,4 @@ class DepthAttentionResidual(Residual):
         return 1 if first else -1
 
     def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        return self.read(state, 2 * self.config.num_hidden_layers, module, record).x if self.replaces else state.stream
+        return self.read(state, self.final, module, record).x if self.replaces else state.stream

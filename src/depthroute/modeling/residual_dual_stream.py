@@ -126,7 +126,17 @@ class DualStreamResidual(Residual):
 
     def __init__(self, config: Any):
         super().__init__(config)
+        self.final = 2 * config.num_hidden_layers
         self.unit = unit_sublayers(config)
+        self.scale = config.depth_logit_scale
+        self.options = {
+            "eps": config.rms_norm_eps,
+            "num_heads": config.depth_num_heads,
+            "anchored": config.depth_anchored,
+        }
+        # counted once: a configuration is slow to ask
+        self.history_sizes = [2 * len(history_sources(config, s)) for s in range(self.final + 1)]
+        self.source_counts = [len(read_sources(config, s)) for s in range(self.final + 1)]
         self.layers_per_group = config.depth_block_size * max(1, 3 // config.depth_block_size)
         self.routes = ROUTES[config.dual_routing]
 
@@ -137,7 +147,7 @@ class DualStreamResidual(Residual):
         return 1 if s % self.unit == 0 else 3
 
     def history_size(self, s: int) -> int:
-        return 2 * len(history_sources(self.config, s))
+        return self.history_sizes[s]
 
     def start(self, embedding: Tensor) -> ResidualState:
         # a view for the second stream: torch.compile refuses one tensor that is both a key and a value
@@ -146,34 +156,33 @@ class DualStreamResidual(Residual):
     def streams(self, state: ResidualState, s: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The entries of both streams that read `s` chooses from, in the order of `read_sources`."""
         first, second = state.history[0::2], state.history[1::2]
-        if len(read_sources(self.config, s)) > len(first):
+        if self.source_counts[s] > len(first):
             return (*first, state.carry[1]), (*second, state.carry[2])
         return first, second
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedDualRead]:
         """One phase of two streams: all queries of the reads `modules` over the entries completed so far."""
-        parameters: dict[int, DualReadParameters] = {s: module(state.stream) for s, module in modules.items()}
-        reads = [s for s in modules if parameters[s].query is not None]
+        reads = [s for s in modules if self.source_counts[s] > 1]
         backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
-        if backend is None:
+        alone = len(modules) == 1
+        if backend is None or not (alone or backend.phases_pay(state.stream)):
             return {}
+        parameters: dict[int, DualReadParameters] = {s: modules[s](state.stream) for s in reads}
         # a read that is prepared alone, when its turn has come, needs no private entries
-        entries = self.streams(state, reads[0]) if len(modules) == 1 else (state.history[0::2], state.history[1::2])
+        entries = self.streams(state, reads[0]) if alone else (state.history[0::2], state.history[1::2])
         count = len(entries[0])
-        complete = sum(len(read_sources(self.config, s)) == count for s in reads)
-        queries = torch.stack([parameters[s].query for s in reads], 1) * self.config.depth_logit_scale
+        queries = torch.stack([parameters[s].query for s in reads], 1)
+        queries = queries if self.scale == 1 else queries * self.scale
         phases = backend.phase(
             [
                 PhaseInput(entries[value], queries[stream], keys=entries[key] if key != value else None)
                 for stream, (key, value) in enumerate(self.routes)
             ],
-            complete=complete,
-            eps=self.config.rms_norm_eps,
-            num_heads=self.config.depth_num_heads,
-            anchored=self.config.depth_anchored,
+            complete=sum(self.source_counts[s] == count for s in reads),
+            **self.options,
         )
         totals = [
-            sum(tensor.to(queries.dtype) for tensor in entries[value]) if self.config.depth_anchored else None
+            sum(tensor.to(queries.dtype) for tensor in entries[value]) if self.options["anchored"] else None
             for _, value in self.routes
         ]
         return {
@@ -197,7 +206,6 @@ class DualStreamResidual(Residual):
         record: RoutingRecord | None,
         prepared: PreparedDualRead | None = None,
     ) -> Reading:
-        config = self.config
         prepared = prepared or self.prepare(state, {s: module}).get(s)
         parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
@@ -213,23 +221,21 @@ class DualStreamResidual(Residual):
                         entries[value],
                         query,
                         keys=entries[key] if key != value else None,
-                        scale=config.depth_logit_scale,
-                        eps=config.rms_norm_eps,
-                        num_heads=config.depth_num_heads,
-                        anchored=config.depth_anchored,
+                        scale=self.scale,
+                        **self.options,
                     )
                     for (key, value), query in zip(self.routes, parameters.query)
                 )
             )
             totals = [
-                sum(tensor.to(mixes[0].dtype) for tensor in entries[value]) if config.depth_anchored else None
+                sum(tensor.to(mixes[0].dtype) for tensor in entries[value]) if self.options["anchored"] else None
                 for _, value in self.routes
             ]
         gates = parameters.gate_logits
         if parameters.gate_proj is not None:
             plain = [mix if total is None else mix + total / count for mix, total in zip(mixes, totals)]
             both = torch.cat(plain, dim=-1)
-            normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+            normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + self.options["eps"])
             gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
         alpha = torch.sigmoid(gates[..., :1])
         mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
@@ -237,8 +243,8 @@ class DualStreamResidual(Residual):
             mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
         if record is not None:
             both_weights = torch.stack([weight.detach() for weight in weights])
-            both_weights = both_weights.squeeze(-1) if config.depth_num_heads == 1 else both_weights
-            record.note(read_name(config, s), RoutingWeights(source_labels(config, s), both_weights))
+            both_weights = both_weights.squeeze(-1) if self.options["num_heads"] == 1 else both_weights
+            record.note(read_name(self.config, s), RoutingWeights(source_labels(self.config, s), both_weights))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
 
     def finish_prepared(
@@ -254,10 +260,8 @@ class DualStreamResidual(Residual):
                 MergeInput(part, private[value], query, keys=private[key] if key != value else None)
                 for (key, value), part, query in zip(self.routes, prepared.results, prepared.queries)
             ],
-            eps=self.config.rms_norm_eps,
-            num_heads=self.config.depth_num_heads,
-            anchored=self.config.depth_anchored,
             cast=False,
+            **self.options,
         )
         weights = []
         if weigh:
@@ -284,4 +288,4 @@ class DualStreamResidual(Residual):
         return ResidualState((stream,), (*state.history, *partial))
 
     def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        return self.read(state, 2 * self.config.num_hidden_layers, module, record).x
+        return self.read(state, self.final, module, record).x
