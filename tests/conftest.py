@@ -15,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 
@@ -52,6 +53,12 @@ def tiny_config(preset: str, base: Qwen3Config | None = None, **values) -> Depth
     return DepthRouteConfig.from_preset(preset, base=base or tiny_qwen3_config(), **values)
 
 
+def float64_loss(model, token_ids: torch.Tensor, **arguments) -> torch.Tensor:
+    """A language model's loss; transformers' own rounds logits to float32."""
+    logits = model(token_ids, use_cache=False, **arguments).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), token_ids[:, 1:].flatten())
+
+
 def randomize_routing(model, seed: int = 0, scale: float = 0.5) -> None:
     """Set every routing parameter to random values, so that routing is far from its start."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,6 +84,18 @@ def run_alone(code: str, *arguments: str, cache: Path) -> subprocess.CompletedPr
     environment = {**os.environ, "HF_MODULES_CACHE": str(cache)}
     command = [sys.executable, "-c", _HIDE_THE_PACKAGE + code, *arguments]
     return subprocess.run(command, env=environment, cwd=cache, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def float64_norms(monkeypatch) -> None:
+    """Qwen3's norms in the dtype of what they read. Upstream they round to float32, and of two float64 computations one may
+    round up where the other rounds down."""
+
+    def forward(self, hidden_states):
+        mean = hidden_states.square().mean(-1, keepdim=True)
+        return self.weight * (hidden_states * torch.rsqrt(mean + self.variance_epsilon))
+
+    monkeypatch.setattr(Qwen3RMSNorm, "forward", forward)
 
 
 @pytest.fixture(scope="session")

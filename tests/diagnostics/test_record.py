@@ -32,7 +32,8 @@ def case(request, graft):
 
 def test_equals_the_models_own_record(case, token_ids):
     model, heads, routes = case
-    expected = model(token_ids, output_routing=True).routing
+    with torch.no_grad():  # as recording does: few tokens without gradients are computed in another way
+        expected = model(token_ids, output_routing=True).routing
     recorded = record_routing(model, [{"input_ids": token_ids}])
     assert list(recorded) == list(expected)
     for name, (sources, weights, value_weights) in expected.items():

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from conftest import randomize_routing, tiny_config, tiny_qwen3_config
+from conftest import float64_loss, randomize_routing, tiny_config, tiny_qwen3_config
 from read_helpers import random_reads, walk
 from torch.utils.checkpoint import checkpoint
 
@@ -79,13 +79,13 @@ def test_the_anchor_holds(case, build, stock, token_ids):
 
 
 @EVERY_COMBINATION
-def test_every_parameter_is_used_and_checkpointing_changes_nothing(case, build, token_ids):
-    model = build(case, depth_anchored=True).train()
+def test_every_parameter_is_used_and_checkpointing_changes_nothing(case, build, token_ids, float64_norms):
+    model = build(case, depth_anchored=True).double().train()
     randomize_routing(model)
 
     def gradients():
         model.zero_grad()
-        model(token_ids, labels=token_ids, use_cache=False).loss.backward()
+        float64_loss(model, token_ids).backward()
         return {name: parameter.grad for name, parameter in model.named_parameters()}
 
     expected = gradients()
@@ -95,10 +95,9 @@ def test_every_parameter_is_used_and_checkpointing_changes_nothing(case, build, 
     # the harder kind: lists inside arguments would lose their gradients
     model._set_gradient_checkpointing(True, lambda *args: checkpoint(*args, use_reentrant=True))
     for name, gradient in gradients().items():
-        # a source's gradient is summed over its readers in another order, in float32
-        torch.testing.assert_close(
-            gradient, expected[name], rtol=1e-4, atol=2e-5 * expected[name].abs().max().item(), msg=name
-        )
+        # float64: without checkpointing several layers' reads are one product, whose sums have another order
+        largest = expected[name].abs().max().item()
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-11 * largest, msg=name)
 
 
 @EVERY_COMBINATION
@@ -108,7 +107,8 @@ def test_saved_and_loaded(case, build, token_ids, tmp_path):
     model.save_pretrained(tmp_path)
     loaded, report = DepthRouteForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
-    assert torch.equal(loaded.eval()(token_ids).logits, model(token_ids).logits)
+    # a copy: what lies in a file is aligned to nothing, and products with one vector are rounded by where it lies
+    assert torch.equal(deepcopy(loaded).eval()(token_ids).logits, model(token_ids).logits)
 
 
 @EVERY_COMBINATION

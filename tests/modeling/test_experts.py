@@ -159,7 +159,8 @@ print("alone: ok")
 
 @pytest.mark.smoke
 def test_saved_and_loaded_with_the_package_and_without(graft_sparse, token_ids, tmp_path):
-    model = graft_sparse("rd-attnres")
+    # what is loaded without the package computes by the reference
+    model = graft_sparse("rd-attnres", depth_backend="reference")
     randomize_routing(model)
     logits = model(token_ids).logits.detach()
     torch.save({"ids": token_ids, "logits": logits}, tmp_path / "expected.pt")
@@ -240,9 +241,10 @@ def test_a_sliding_window_is_every_layer_s(token_ids):
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 @pytest.mark.parametrize("preset", ["delta-block", "dar"])
-def test_checkpointing_changes_no_gradient(preset, reentrant, graft_sparse, token_ids):
-    model = graft_sparse(preset, depth_anchored=True).train()
+def test_checkpointing_changes_no_gradient(preset, reentrant, graft_sparse, token_ids, float64_norms):
+    model = graft_sparse(preset, depth_anchored=True).double().train()
     randomize_routing(model)
+    model.set_experts_implementation("eager")  # grouped products have no float64
 
     def gradients():
         model.zero_grad()
@@ -254,9 +256,9 @@ def test_checkpointing_changes_no_gradient(preset, reentrant, graft_sparse, toke
     expected = gradients()
     model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=reentrant))
     for name, gradient in gradients().items():
-        # a source's gradient is summed over its readers in another order, in float32
+        # float64, but upstream's expert router and loss round to float32
         torch.testing.assert_close(
-            gradient, expected[name], rtol=1e-4, atol=1e-5 * expected[name].abs().max().item(), msg=name
+            gradient, expected[name], rtol=0, atol=1e-6 * expected[name].abs().max().item(), msg=name
         )
 
 

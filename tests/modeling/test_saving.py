@@ -4,6 +4,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ def test_through_our_class_and_through_auto_classes(name, trained, token_ids):
         assert loaded.state_dict().keys() == model.state_dict().keys()
         for key, tensor in model.state_dict().items():
             assert torch.equal(loaded.state_dict()[key], tensor), key
-        assert torch.equal(loaded(token_ids).logits, model(token_ids).logits)
+        # a copy: what lies in a file is aligned to nothing, and products with one vector are rounded by where it lies
+        assert torch.equal(deepcopy(loaded)(token_ids).logits, model(token_ids).logits)
     assert type(AutoModel.from_pretrained(path)) is DepthRouteModel
     assert AutoConfig.from_pretrained(path).preset_name == model.config.preset_name
     assert name not in PRESETS or model.config.preset_name == name
