@@ -98,7 +98,6 @@ def merge_forward(
     ALIGNED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     tokens = tokens.to(tl.int64)
     gain = tl.full([], gain, ACCUMULATOR)
@@ -124,7 +123,7 @@ def merge_forward(
 
     query = tl.load(row(table, queries_at + group, 0, ACCUMULATOR, ALIGNED) + column, mask=inside, other=0.0)
     first = (group * tokens + token) * count
-    for j in tl.range(0, count, num_stages=STAGES):
+    for j in range(count):
         if OWN_KEYS:
             key_row = row(table, keys_at + group * count + j, offset, TYPE, ALIGNED)
         else:
@@ -165,7 +164,7 @@ def merge_forward(
             row(table, totals_at + group, offset, ACCUMULATOR, ALIGNED) + column, mask=inside, other=0.0
         )
         mix += (share - prior_share)[:, None] * prior_mix
-    for j in tl.range(0, count, num_stages=STAGES):
+    for j in range(count):
         weight = tl.exp(logit_of(logits, first, j, False, False, HEADS, BLOCK_H, ACCUMULATOR) - top) / total
         if ANCHORED:
             prior_logit = logit_of(prior_bias, first, j, True, PRIOR_BIASED, HEADS, BLOCK_H, ACCUMULATOR)
@@ -211,7 +210,6 @@ def merge_backward(
     ALIGNED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Gradients of one program's tokens. With g = gain · ∂x and A = g · (plain mix of phase and private sources), for each head:
 
@@ -268,7 +266,7 @@ def merge_backward(
             base_row = row(table, bases_at + group, offset, TYPE, ALIGNED)
             read -= tl.load(base_row + column, mask=inside, other=0.0).to(ACCUMULATOR)
             if SUMMANDS:
-                for j in tl.range(0, summands, num_stages=STAGES):
+                for j in range(summands):
                     value_row = row(table, group * count + j, offset, TYPE, ALIGNED)
                     read -= tl.load(value_row + column, mask=inside, other=0.0).to(ACCUMULATOR)
         if ANCHORED:
@@ -278,7 +276,7 @@ def merge_backward(
             )  # fmt: skip
             total_row = row(table, totals_at + group, offset, ACCUMULATOR, ALIGNED)
             prior_mix = prior_share[:, None] * tl.load(total_row + column, mask=inside, other=0.0)
-            for j in tl.range(0, count, num_stages=STAGES):
+            for j in range(count):
                 prior_logit = logit_of(prior_bias, first, j, True, PRIOR_BIASED, HEADS, BLOCK_H, ACCUMULATOR)
                 prior_weight = tl.exp(prior_logit - prior_top) / prior_total
                 value_row = row(table, group * count + j, offset, TYPE, ALIGNED)
@@ -295,7 +293,7 @@ def merge_backward(
             by_total = (share - prior_share)[:, None] * grad
             store_row(table, grad_totals_at + group, offset, by_total, column, inside, ACCUMULATOR, ALIGNED)
 
-        for j in tl.range(0, count, num_stages=STAGES):
+        for j in range(count):
             value_row = row(table, group * count + j, offset, TYPE, ALIGNED)
             value = tl.load(value_row + column, mask=inside, other=0.0).to(ACCUMULATOR)
             key = value

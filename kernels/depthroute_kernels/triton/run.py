@@ -173,20 +173,17 @@ def phase_backward(
     for group in range(groups):
         rows += whole[group * complete : (group + 1) * complete]
         rows += parts[group * (m - complete) : (group + 1) * (m - complete)]
-    totals = list(grad_totals) or [None] * groups
+    totals: list[Tensor | None] = [*grad_totals] or [None] * groups
     values_out = [grad if want else None for grad, want in zip(grad_values, want_values)]
     keys_out = [grad if want else None for grad, want in zip(grad_keys, want_keys)]
     addresses = Table(values, keys, queries, biases, rows, totals, values_out, keys_out)
     plan = launch.backward_launch(m, heads, sizes.head_dim, sizes.architecture)
-    steps = [(True, True, plan.apply)]
-    if plan.dots is not None:
-        steps = [(True, False, plan.dots), (False, True, plan.apply)]
     with on_device_of(values[0]):
         stored = addresses.on(sizes.device)
-        for dots, apply, options in steps:
+        for options in plan.steps:
             # numbers need no sum over tokens: as many programs as tokens
-            count = programs if apply else sizes.tokens
-            phase_kernels.phase_backward[(count, plan.splits if apply else 1, groups)](
+            count = programs if options["APPLY"] else sizes.tokens
+            phase_kernels.phase_backward[(count, plan.splits if options["APPLY"] else 1, groups)](
                 stored,
                 logits if prior_bias is None else prior_bias.contiguous(),
                 logits,
@@ -213,8 +210,6 @@ def phase_backward(
                 PRIOR_BIASED=prior_bias is not None,
                 HAS_GRAD_SUMS=grad_sums is not None,
                 ALIGNED=sizes.aligned(addresses),
-                DOTS=dots,
-                APPLY=apply,
                 **sizes.constants,
                 **options,
             )
@@ -273,7 +268,7 @@ def merge_forward(
             KEEP_MIX=bool(mixes),
             ALIGNED=sizes.aligned(addresses),
             **sizes.constants,
-            **launch.row_launch(heads, sizes.head_dim, sizes.architecture),
+            **launch.merge_launch(heads, sizes.head_dim, sizes.architecture, backward=False),
         )
     return outputs
 
@@ -315,10 +310,8 @@ def merge_backward(
     grad_queries = sizes.new((groups, programs, sizes.width), sizes.number)
     grad_logits = sizes.new(logits.shape if biases else (0,), sizes.number)
     if sizes.tokens > 0:
-        written = [
-            list(gradients)
-            for gradients in (grad_numerators, grad_sums, grad_totals or [None] * groups, grad_values, grad_keys)
-        ]
+        totals_out: list[Tensor | None] = [*grad_totals] or [None] * groups
+        written = (grad_numerators, grad_sums, totals_out, grad_values, grad_keys)
         addresses = Table(
             values, keys, queries, biases, sums, maxima, totals, prior_sums, prior_maxima, reads, bases, grads, *written
         )
@@ -347,7 +340,7 @@ def merge_backward(
                 WANT_LOGITS=bool(biases),
                 ALIGNED=sizes.aligned(addresses),
                 **sizes.constants,
-                **launch.row_launch(heads, sizes.head_dim, sizes.architecture),
+                **launch.merge_launch(heads, sizes.head_dim, sizes.architecture, backward=True),
             )
     grad_biases = sizes.new((0,), sizes.number)
     if biases:
