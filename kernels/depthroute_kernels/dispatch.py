@@ -23,7 +23,7 @@ from .two_phases import PhaseInput
 logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, ModuleType] = {"cpu": cpu}
-"""Implementations in two phases, by name. Each tells with `unavailable(device, dtype)` why it cannot run there."""
+"""Implementations in two phases, by name. Each tells with `unavailable(device, dtype, compiling)` why it cannot run there."""
 
 
 def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType | None:
@@ -36,25 +36,21 @@ def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> ModuleTy
     Raises:
         ValueError: one is asked for by name and cannot run here.
     """
+    return _backend_for(name, device.type, dtype, torch.compiler.is_compiling())
+
+
+@lru_cache(maxsize=None)
+def _backend_for(name: str, device: str, dtype: torch.dtype, compiling: bool) -> ModuleType | None:
     if name == "auto":
-        chosen = next((key for key in BACKENDS if unavailable(key, device, dtype) is None), "reference")
-        if not torch.compiler.is_compiling():
-            _tell(chosen, device.type, dtype)
+        reasons = {key: backend.unavailable(device, dtype, compiling) for key, backend in BACKENDS.items()}
+        chosen = next((key for key, reason in reasons.items() if reason is None), "reference")
+        if not compiling:
+            logger.info("depth reads on %s in %s: %s", device, dtype, chosen)
         return BACKENDS.get(chosen)
-    reason = unavailable(name, device, dtype)
+    reason = BACKENDS[name].unavailable(device, dtype, compiling)
     if reason is not None:
         raise ValueError(f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' here, as {reason}")
     return BACKENDS[name]
-
-
-def unavailable(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why an implementation cannot run, or None where it can."""
-    return BACKENDS[name].unavailable(device, dtype)
-
-
-@lru_cache
-def _tell(chosen: str, device: str, dtype: torch.dtype) -> None:
-    logger.info("depth reads on %s in %s: %s", device, dtype, chosen)
 
 
 def in_one_phase(backend: ModuleType) -> Callable[..., Any]:
@@ -161,7 +157,9 @@ def depth_read(
     name = implementation
     if name not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(f"implementation: got {name!r}, allowed: {', '.join(['auto', *IMPLEMENTATIONS])}")
-    if name != "reference" and len(values):
+    if not len(values):
+        name = "reference"  # which refuses it
+    elif name == "auto" or name in BACKENDS:
         backend = backend_for(name, values[0].device, values[0].dtype)
         name = next((key for key, known in BACKENDS.items() if known is backend), "reference")
     return IMPLEMENTATIONS[name](

@@ -5,23 +5,27 @@
 phase.py      every query of a group at once: one stack that lives as long as the call, and batched products with it
 few_tokens.py the same for some tokens without gradients, as in decoding: the fewest calls
 merge.py      one read's private sources, source by source
-backward.py   what both say where a gradient is differentiated again
 """
 
 import torch
 
+from ..streams import combine, write_streams
 from .few_tokens import of_few_tokens
 from .merge import merge
 from .phase import phase
 
 
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this cannot run on tensors of `device` and `dtype`, in words; None where it can."""
-    if device.type != "cpu":
-        return f"the cpu implementation cannot run on {device.type}"
-    if torch.compiler.is_compiling():
-        return "torch.compile fuses the reference"
-    return None
+def unavailable(device: str, dtype: torch.dtype, compiling: bool) -> str | None:
+    """Why this cannot run on tensors on that kind of device, in words; None where it can.
+
+    Args:
+        device: `torch.device.type`.
+        dtype: of the sources.
+        compiling: whether torch.compile is tracing.
+    """
+    if device != "cpu":
+        return f"the cpu implementation cannot run on {device}"
+    return "torch.compile fuses the reference" if compiling else None
 
 
 def phases_pay(stream: torch.Tensor) -> bool:
@@ -29,4 +33,4 @@ def phases_pay(stream: torch.Tensor) -> bool:
     return not of_few_tokens(stream)
 
 
-__all__ = ["merge", "phase", "phases_pay", "unavailable"]
+__all__ = ["combine", "merge", "phase", "phases_pay", "unavailable", "write_streams"]

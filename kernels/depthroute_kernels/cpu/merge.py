@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..two_phases import MergeInput, MergeOutput
-from .backward import first_derivative_only
+from ..backward import first_derivative_only
 
 
 def dot(first: Tensor, second: Tensor, heads: int) -> Tensor:

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
-from .backward import first_derivative_only
+from ..backward import first_derivative_only
 from .few_tokens import of_few_tokens, read_few
 
 
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """[S, n, D] in `dtype`, contiguous."""
     if tensors[0].dtype == dtype:
-        return torch.stack(tuple(tensors)).flatten(1, -2)
+        return torch.stack(tuple(tensors)).view(len(tensors), -1, tensors[0].shape[-1])
     stack = torch.empty(len(tensors), *tensors[0].shape, dtype=dtype)
     for row, tensor in zip(stack, tensors):
         row.copy_(tensor)
-    return stack.flatten(1, -2)
+    return stack.view(len(tensors), -1, tensors[0].shape[-1])
 
 
 def weigh(logits: Tensor, prior: Tensor | None, complete: int, gain: float) -> tuple[Tensor, ...]:

@@ -28,7 +28,7 @@ class Architecture:
         stages: sources of a phase under way while one is worked on.
         phase_programs, merge_programs: programs of a backward launch over the tokens at most; each leaves one partial sum
             of the queries' gradients.
-        fused_registers, dots_registers, merge_registers, merge_backward_registers: registers of a thread at most in these kernels. Left to
+        phase_registers, dots_registers, merge_registers, merge_backward_registers: registers of a thread at most in these kernels. Left to
             itself the assembler takes fewer to fit more programs, and spills. None: not limited.
     """
 
@@ -44,7 +44,7 @@ class Architecture:
     stages: int = 3
     phase_programs: int = 256
     merge_programs: int = 512
-    fused_registers: int | None = 168
+    phase_registers: int | None = 200
     dots_registers: int | None = 128
     merge_registers: int | None = 64
     merge_backward_registers: int | None = 96
@@ -62,13 +62,13 @@ ARCHITECTURES = {
         fused_warps=8,
         row_warps=8,
         stages=2,
-        fused_registers=None,
+        phase_registers=None,
         dots_registers=None,
         merge_registers=None,
         merge_backward_registers=None,
     ),
     "default": Architecture(
-        stages=2, fused_registers=None, dots_registers=None, merge_registers=None, merge_backward_registers=None
+        stages=2, phase_registers=None, dots_registers=None, merge_registers=None, merge_backward_registers=None
     ),
 }
 
@@ -126,7 +126,8 @@ def forward_launch(queries: int, heads: int, head_dim: int, architecture: Archit
     block_h, block_d = tile(heads, head_dim)
     block_m, warps = block_of_queries(queries, block_h * block_d, architecture)
     stages = architecture.stages
-    return {"BLOCK_M": block_m, "BLOCK_H": block_h, "BLOCK_D": block_d, "STAGES": stages, "num_warps": warps}
+    options = {"BLOCK_M": block_m, "BLOCK_H": block_h, "BLOCK_D": block_d, "STAGES": stages, "num_warps": warps}
+    return limited(options, architecture.phase_registers)
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,11 @@ def backward_launch(queries: int, heads: int, head_dim: int, architecture: Archi
     if block_m * row <= architecture.fused_warps * architecture.lanes * architecture.fused_numbers:
         warps = warps_for(block_m * row, architecture.fused_numbers, architecture.fused_warps, architecture)
         both = {"DOTS": True, "APPLY": True, "APPLY_H": block_h, "APPLY_D": block_d, "num_warps": warps}
-        return BackwardLaunch((limited({**shared, **both}, architecture.fused_registers),), 1)
+        return BackwardLaunch((limited({**shared, **both}, architecture.phase_registers),), 1)
     dots = {**shared, "DOTS": True, "APPLY": False, "APPLY_H": 1, "APPLY_D": 1, "num_warps": warps}
     room = architecture.backward_warps * architecture.lanes * architecture.backward_numbers
     apply_d = max(1, min(block_d, room // block_m))
     warps = warps_for(block_m * apply_d, architecture.backward_numbers, architecture.backward_warps, architecture)
     apply = {**shared, "DOTS": False, "APPLY": True, "APPLY_H": 1, "APPLY_D": apply_d, "num_warps": warps}
-    steps = (limited(dots, architecture.dots_registers), apply)
+    steps = (limited(dots, architecture.dots_registers), limited(apply, architecture.phase_registers))
     return BackwardLaunch(steps, heads * -(-head_dim // apply_d))

@@ -134,16 +134,18 @@ class MergeOutput(NamedTuple):
     logits: Tensor
 
 
-def choose_backend(name: str, stream: Tensor) -> Any | None:
-    """What computes depth reads: an object with the functions `phase` and `merge`, or None for the reference.
+def choose_backend(config: Any, stream: Tensor) -> Any | None:
+    """What computes depth reads: a module with the functions `phase`, `merge` and `phases_pay`, or None for the reference.
 
     Args:
-        name: `depth_backend` of the configuration.
+        config: `depth_backend` names it.
         stream: [B, T, D], on the device and in the dtype of the sources.
 
     Raises:
         ValueError: an implementation is asked for by name that cannot run here.
     """
+    # asked for in every read: a configuration's own lookup takes longer than a small operation
+    name = object.__getattribute__(config, "depth_backend")
     if name == "reference":
         return None
     try:

@@ -153,7 +153,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         before = residual.unpack(tensors, s)
         reads = self.reads()
         if prepared is None:
-            prepared = residual.prepare(before, reads)
+            prepared = residual.prepare(before, reads) if residual.can_prepare(before) else {}
 
         reading = residual.read(before, s, reads[s], routing, prepared.get(s))
         if reading.value is not None:
@@ -332,6 +332,8 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
     def _prepare_group(self, state: ResidualState, first: int) -> dict[int, Any] | None:
         """The reads of the layers from `first` on, prepared at once; None where each layer has to see to its own: under
         checkpointing, which runs a layer again, and where layers are wrapped, or parameters sharded or offloaded."""
+        if not self.residual.can_prepare(state):
+            return {}
         layers = self.layers[first : first + self.residual.layers_per_group]
         modules: dict[int, Any] = {}
         for layer in layers:

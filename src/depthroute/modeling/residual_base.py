@@ -118,9 +118,13 @@ class Residual(ABC):
     def start(self, embedding: Tensor) -> ResidualState:
         """State before sublayer 0, from e [B, T, D]."""
 
+    def can_prepare(self, state: ResidualState) -> bool:
+        """Whether it pays to `prepare` reads: it needs an implementation in two phases, and enough tokens."""
+        return False
+
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
-        """What can be computed at once for the reads `modules`, before the first of them: by s, for `read`. A read may be
-        left out and then does all its work itself."""
+        """What can be computed at once for the reads `modules`, before the first of them: by s, for `read`. A read that is
+        left out does all its work itself."""
         return {}
 
     @abstractmethod

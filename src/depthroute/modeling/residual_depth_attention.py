@@ -36,11 +36,11 @@ class ReadParameters(NamedTuple):
     """
 
     query: Tensor
-    value_query: Tensor | None
-    bias: Tensor | None
-    prior_bias: Tensor | None
-    null: Tensor | None
-    value_proj: Tensor | None
+    value_query: Tensor | None = None
+    bias: Tensor | None = None
+    prior_bias: Tensor | None = None
+    null: Tensor | None = None
+    value_proj: Tensor | None = None
 
 
 class PreparedRead(NamedTuple):
@@ -52,7 +52,7 @@ class PreparedRead(NamedTuple):
         routes: (query, bias) of each of its softmaxes.
         results: of each, the mix (or the phase's part of it, where the read has private sources) and the logits.
         count: how many sources the phase has seen.
-        stream: the standard stream at that time [B, T, D].
+        start: the standard stream at that time [B, T, D], where that was at a block's start; else None.
     """
 
     backend: Any
@@ -60,7 +60,7 @@ class PreparedRead(NamedTuple):
     routes: list[tuple[Tensor, Tensor | None]]
     results: list[tuple[Any, Tensor]]
     count: int
-    stream: Tensor
+    start: Tensor | None
 
 
 class DepthRead(nn.Module):
@@ -92,14 +92,20 @@ class DepthRead(nn.Module):
         self.detail_bias = nn.Parameter(torch.empty(len(config.depth_detail_bases))) if has_details else None
         self.value_proj = nn.Parameter(torch.empty(width, width)) if config.depth_value_projection else None
         self.null = nn.Parameter(torch.empty(width)) if config.depth_null_source else None
+        # a module is slow to ask for what it has not
+        self.is_plain = all(
+            parameter is None for parameter in (self.value_query, self.detail_bias, self.value_proj, self.null)
+        )
 
     def forward(self, stream: Tensor) -> ReadParameters:
         """The folded parameters; `stream` [B, T, D] gives device and dtype and is used for nothing else."""
-        dtype = statistics_dtype(stream)
+        dtype, key_norm = statistics_dtype(stream), self.key_norm
 
         def fold(query: Tensor) -> Tensor:
-            return query.to(dtype) if self.key_norm is None else query.to(dtype) * self.key_norm.to(dtype)
+            return query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype)
 
+        if self.is_plain:
+            return ReadParameters(fold(self.query))
         bias = prior_bias = None
         if self.detail_bias is not None:
             basis = torch.tensor(self.bases, device=stream.device)
@@ -165,6 +171,7 @@ class DepthAttentionResidual(Residual):
         self.replaces = config.depth_combine == "replace"
         self.bases: list[str] = config.depth_detail_bases
         self.uniform_values = config.depth_value_route == "uniform"
+        self.averages_routes = config.depth_value_route == "average"
         self.scale = config.depth_logit_scale
         self.options = {
             "eps": config.rms_norm_eps,
@@ -220,34 +227,30 @@ class DepthAttentionResidual(Residual):
             return (*history, partial)
         return (*history, partial, *(self.scaled(detail, partial) for detail in details))
 
-    def all_sources(self, state: ResidualState, s: int, parameters: ReadParameters) -> Sequence[Tensor]:
-        """`sources`, and the null source where there is one."""
-        sources = self.sources(state, s)
-        if parameters.null is None:
-            return sources
-        return (*sources, parameters.null.to(state.stream.dtype).expand_as(state.stream))
-
     def scaled(self, detail: Tensor, summary: Tensor) -> Tensor:
+        if detail is summary and self.config.depth_detail_max_scale >= 1:
+            return detail  # the ratio of their norms is one
         return match_rms(detail, summary, self.config.depth_detail_max_scale, self.options["eps"])
+
+    def can_prepare(self, state: ResidualState) -> bool:
+        backend = choose_backend(self.config, state.stream)
+        return backend is not None and backend.phases_pay(state.stream)
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedRead]:
         """One phase: all queries of the reads `modules` over the sources completed so far."""
         reads = {s: module for s, module in modules.items() if module is not None}
-        backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
-        alone = len(modules) == 1
-        if backend is None or not (alone or backend.phases_pay(state.stream)):
+        if not reads:
             return {}
+        backend: Any = choose_backend(self.config, state.stream)
         parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
-        first = min(reads)
-        # a read that is prepared alone, when its turn has come, needs no private sources
-        shared = self.all_sources(state, first, parameters[first]) if alone else state.history
+        shared = state.history
         routes = {s: self.routes(s, parameters[s]) for s in reads}
         queries, biases = zip(*(route for s in reads for route in routes[s]))
         whole = [s for s in reads if self.source_counts[s] == len(shared)]
         bias = prior_bias = None
         if biases[0] is not None:
             bias = torch.stack([bias[: len(shared)] for bias in biases])
-            prior_bias = parameters[first].prior_bias[: len(shared)]
+            prior_bias = parameters[min(reads)].prior_bias[: len(shared)]
         (phase,) = backend.phase(
             [PhaseInput(shared, torch.stack(queries), bias=bias)],
             complete=sum(len(routes[s]) for s in whole),
@@ -256,8 +259,10 @@ class DepthAttentionResidual(Residual):
             **self.options,
         )
         results = zip((*phase.complete, *phase.partial), phase.logits)
+        # inside a block the partial source also holds what was written before: the stream has gained less than that since
+        start = state.stream if min(modules) % self.unit == 0 else None
         return {
-            s: PreparedRead(backend, parameters[s], routes[s], list(islice(results, len(routes[s]))), len(shared), state.stream)
+            s: PreparedRead(backend, parameters[s], routes[s], list(islice(results, len(routes[s]))), len(shared), start)
             for s in reads
         }  # fmt: skip
 
@@ -271,29 +276,20 @@ class DepthAttentionResidual(Residual):
     ) -> Reading:
         if module is None:
             return Reading(state.stream)
-        prepared = prepared or self.prepare(state, {s: module}).get(s)
         parameters: ReadParameters = prepared.parameters if prepared else module(state.stream)
-        sources = self.all_sources(state, s, parameters)
+        sources = self.sources(state, s)
+        if parameters.null is not None:
+            sources = (*sources, parameters.null.to(state.stream.dtype).expand_as(state.stream))
         base = state.stream if self.options["anchored"] or not self.replaces else None
         # linear: one projection of the mix is the mix of projected values
         mix_base = base if parameters.value_proj is None else None
         if prepared:
-            routes = range(len(prepared.routes))
-            mixes = [self.finish_prepared(prepared, i, s, sources, mix_base, record is not None) for i in routes]
-        else:
             mixes = [
-                depth_read(
-                    sources,
-                    query,
-                    bias=bias,
-                    prior_bias=parameters.prior_bias,
-                    base=mix_base,
-                    gain=self.gains[s],
-                    return_weights=True,
-                    **self.options,
-                )
-                for query, bias in self.routes(s, parameters)
+                self.finish_prepared(prepared, index, s, sources, mix_base, record is not None)
+                for index in range(len(prepared.routes))
             ]
+        else:
+            mixes = self.read_alone(s, parameters, sources, mix_base, record is not None)
         reads = [read for read, _ in mixes]
         if parameters.value_proj is not None:
             reads = [nn.functional.linear(read, parameters.value_proj.to(read.dtype)) for read in reads]
@@ -303,13 +299,36 @@ class DepthAttentionResidual(Residual):
             labels += ["null"] * (self.source_counts[s] - len(labels))
             weights = [weights.detach() for _, weights in mixes]
             record.note(read_name(self.config, s), RoutingWeights(labels, *weights))
-        if len(reads) == 2 and self.config.depth_value_route == "average":
+        if len(reads) == 2 and self.averages_routes:
             return Reading((reads[0] + reads[1]) / 2)
         return Reading(*reads)
 
+    def read_alone(
+        self, s: int, parameters: ReadParameters, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
+    ) -> list[tuple[Tensor, Any]]:
+        """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of each route of a read that was not prepared."""
+        routes, options = self.routes(s, parameters), {**self.options, "gain": self.gains[s]}
+        backend = choose_backend(self.config, sources[0])
+        if backend is None:
+            options |= {"prior_bias": parameters.prior_bias, "base": base, "return_weights": True}
+            return [depth_read(sources, query, bias=bias, **options) for query, bias in routes]
+        queries, biases = zip(*routes)
+        bias = None if biases[0] is None else torch.stack(biases)
+        inputs = [PhaseInput(sources, torch.stack(queries), bias=bias, base=base)]
+        (phase,) = backend.phase(inputs, complete=len(routes), prior_bias=parameters.prior_bias, **options)
+        return [
+            (x.to(sources[0].dtype), self.weights(logits) if weigh else None)
+            for x, logits in zip(phase.complete, phase.logits)
+        ]
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """p [S, B, T(, H)] of logits [S, B, T, H]."""
+        weights = torch.softmax(logits, 0)
+        return weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
+
     def finish_prepared(
         self, prepared: PreparedRead, index: int, s: int, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Any]:
         """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of one route of a prepared read."""
         parameters, count = prepared.parameters, prepared.count
         (query, bias), (part, logits) = prepared.routes[index], prepared.results[index]
@@ -319,7 +338,7 @@ class DepthAttentionResidual(Residual):
             x = x.to(sources[0].dtype)
         else:
             summands = 0
-            if base is not None and not self.over_states:
+            if base is not None and prepared.start is not None and not self.over_states:
                 summands = len(private) - (parameters.null is not None)
                 summands = min(summands, 1) if self.bases else summands
             one = MergeInput(
@@ -328,7 +347,7 @@ class DepthAttentionResidual(Residual):
                 query,
                 bias=None if bias is None else bias[count:],
                 base=base,
-                start=prepared.stream if summands else None,
+                start=prepared.start if summands else None,
                 summands=summands,
             )
             prior_bias = None if parameters.prior_bias is None else parameters.prior_bias[count:]
@@ -336,10 +355,7 @@ class DepthAttentionResidual(Residual):
             x = merged.x
             if weigh:
                 logits = torch.cat([logits, merged.logits])
-        if not weigh:
-            return x, logits
-        weights = torch.softmax(logits, 0)
-        return x, weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
+        return x, self.weights(logits) if weigh else None
 
     def routes(self, s: int, parameters: ReadParameters) -> list[tuple[Tensor, Tensor | None]]:
         """(query [D], bias [S] or None) of each softmax of read `s`: that of x, and of attention's values where they have
@@ -356,12 +372,17 @@ class DepthAttentionResidual(Residual):
         completes_unit = (s + 1) % self.unit == 0
         if self.over_states:
             return ResidualState((stream,), (*state.history, stream) if completes_unit else state.history)
-        begins_unit = s % self.unit == 0
         signs = [1, *(self.sign(basis, s) for basis in self.bases)]
-        if begins_unit:
-            running = [update if sign > 0 else -update for sign in signs]
+        # details that have had the same signs so far are one tensor, which is then kept for the gradient only once
+        if s % self.unit == 0:
+            sums: dict[Any, Tensor] = {sign: update if sign > 0 else -update for sign in signs}
+            running = [sums[sign] for sign in signs]
         else:
-            running = [old + update if sign > 0 else old - update for sign, old in zip(signs, state.carry[1:])]
+            pairs = [(id(old), sign) for old, sign in zip(state.carry[1:], signs)]
+            sums = {
+                pair: old + update if pair[1] > 0 else old - update for pair, old in dict(zip(pairs, state.carry[1:])).items()
+            }
+            running = [sums[pair] for pair in pairs]
         if not completes_unit:
             return ResidualState((stream, *running), state.history)
         block, *details = running

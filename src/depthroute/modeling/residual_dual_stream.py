@@ -51,7 +51,8 @@ class PreparedDualRead(NamedTuple):
         queries: scaled [2, D].
         results: the mix m^j, or the phase's part of it where the read has private entries.
         logits: of the entries that the phase has seen.
-        totals: where anchored, the sum of those entries [B, T, D].
+        totals: where anchored, the sum of those entries, Σ^j [B, T, D].
+        gap: where anchored, Σ^0 − Σ^1.
         count: how many of them.
     """
 
@@ -61,6 +62,7 @@ class PreparedDualRead(NamedTuple):
     results: list[Any]
     logits: list[Tensor]
     totals: list[Tensor | None]
+    gap: Tensor | None
     count: int
 
 
@@ -160,31 +162,38 @@ class DualStreamResidual(Residual):
             return (*first, state.carry[1]), (*second, state.carry[2])
         return first, second
 
+    def can_prepare(self, state: ResidualState) -> bool:
+        backend = choose_backend(self.config, state.stream)
+        return backend is not None and backend.phases_pay(state.stream)
+
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedDualRead]:
         """One phase of two streams: all queries of the reads `modules` over the entries completed so far."""
-        reads = [s for s in modules if self.source_counts[s] > 1]
-        backend = choose_backend(self.config.depth_backend, state.stream) if reads else None
-        alone = len(modules) == 1
-        if backend is None or not (alone or backend.phases_pay(state.stream)):
-            return {}
-        parameters: dict[int, DualReadParameters] = {s: modules[s](state.stream) for s in reads}
-        # a read that is prepared alone, when its turn has come, needs no private entries
-        entries = self.streams(state, reads[0]) if alone else (state.history[0::2], state.history[1::2])
+        parameters: dict[int, DualReadParameters] = {
+            s: module(state.stream) for s, module in modules.items() if self.source_counts[s] > 1
+        }
+        return self.prepare_with(parameters, (state.history[0::2], state.history[1::2])) if parameters else {}
+
+    def prepare_with(
+        self, parameters: dict[int, DualReadParameters], entries: tuple[Sequence[Tensor], Sequence[Tensor]]
+    ) -> dict[int, PreparedDualRead]:
+        """One phase of two streams: the queries of `parameters` over `entries`."""
+        backend: Any = choose_backend(self.config, entries[0][0])
         count = len(entries[0])
-        queries = torch.stack([parameters[s].query for s in reads], 1)
+        queries = torch.stack([read.query for read in parameters.values()], 1)
         queries = queries if self.scale == 1 else queries * self.scale
         phases = backend.phase(
             [
                 PhaseInput(entries[value], queries[stream], keys=entries[key] if key != value else None)
                 for stream, (key, value) in enumerate(self.routes)
             ],
-            complete=sum(self.source_counts[s] == count for s in reads),
+            complete=sum(self.source_counts[s] == count for s in parameters),
             **self.options,
         )
         totals = [
             sum(tensor.to(queries.dtype) for tensor in entries[value]) if self.options["anchored"] else None
             for _, value in self.routes
         ]
+        gap = None if totals[0] is None else totals[0] - totals[1]
         return {
             s: PreparedDualRead(
                 backend,
@@ -193,9 +202,10 @@ class DualStreamResidual(Residual):
                 [(*phase.complete, *phase.partial)[index] for phase in phases],
                 [phase.logits[index] for phase in phases],
                 totals,
+                gap,
                 count,
             )
-            for index, s in enumerate(reads)
+            for index, s in enumerate(parameters)
         }
 
     def read(
@@ -206,11 +216,12 @@ class DualStreamResidual(Residual):
         record: RoutingRecord | None,
         prepared: PreparedDualRead | None = None,
     ) -> Reading:
-        prepared = prepared or self.prepare(state, {s: module}).get(s)
         parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
             return Reading(state.stream, gates=parameters.gate_logits)
         entries = self.streams(state, s)
+        if prepared is None and choose_backend(self.config, state.stream) is not None:
+            prepared = self.prepare_with({s: parameters}, entries)[s]
         count = len(entries[0])
         if prepared:
             mixes, weights, totals = self.finish_prepared(prepared, entries, record is not None)
@@ -231,15 +242,19 @@ class DualStreamResidual(Residual):
                 sum(tensor.to(mixes[0].dtype) for tensor in entries[value]) if self.options["anchored"] else None
                 for _, value in self.routes
             ]
-        gates = parameters.gate_logits
+        gates, anchored = parameters.gate_logits, self.options["anchored"]
         if parameters.gate_proj is not None:
             plain = [mix if total is None else mix + total / count for mix, total in zip(mixes, totals)]
             both = torch.cat(plain, dim=-1)
             normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + self.options["eps"])
             gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
         alpha = torch.sigmoid(gates[..., :1])
-        mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
-        if totals[0] is not None:
+        if prepared:
+            options = {"stream": state.stream, "count": count, **self.gap(prepared, entries)} if anchored else {}
+            mixed = prepared.backend.combine(alpha, *mixes, **options)
+        else:
+            mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
+        if totals[0] is not None and not prepared:
             mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
         if record is not None:
             both_weights = torch.stack([weight.detach() for weight in weights])
@@ -273,19 +288,31 @@ class DualStreamResidual(Residual):
         ]
         return [merged.x for merged in merges], weights, totals
 
+    def gap(self, prepared: PreparedDualRead, entries: tuple[Sequence[Tensor], Sequence[Tensor]]) -> dict[str, Any]:
+        """Σ^0 − Σ^1 of a prepared read, as tensors to add and to subtract: of the private entries those themselves."""
+        first, second = (entries[value][prepared.count :] for _, value in self.routes)
+        return {"plus": [prepared.gap, *first], "minus": second}
+
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update
-        _, transport, *write_logits = reading.gates.split(1, dim=-1)
-        written = [2 * torch.sigmoid(logit) * update for logit in write_logits]
-        if s % self.unit:
-            rho = torch.sigmoid(transport)
-            first, second = state.carry[1:]
-            written[0] = rho * first + (1 - rho) * second + written[0]
-            written[1] = (1 - rho) * first + rho * second + written[1]
-        partial = tuple(tensor.to(state.stream.dtype) for tensor in written)
+        backend = choose_backend(self.config, update)
+        write = self.write_streams if backend is None else backend.write_streams
+        partial = write(reading.gates, update, state.carry[1:])
         if (s + 1) % self.unit:
             return ResidualState((stream, *partial), state.history)
         return ResidualState((stream,), (*state.history, *partial))
+
+    def write_streams(self, gates: Tensor, update: Tensor, partial: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """P^0, P^1 [B, T, D] after the write of u; before it there are none at a block's start."""
+        _, transport, *write_logits = gates.split(1, dim=-1)
+        written = [2 * torch.sigmoid(logit) * update for logit in write_logits]
+        if partial:
+            rho = torch.sigmoid(transport)
+            first, second = partial
+            written[0] = rho * first + (1 - rho) * second + written[0]
+            written[1] = (1 - rho) * first + rho * second + written[1]
+        first, second = (tensor.to(update.dtype) for tensor in written)
+        return first, second
 
     def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
         return self.read(state, self.final, module, record).x

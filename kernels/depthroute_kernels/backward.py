@@ -33,7 +33,9 @@ def first_derivative_only(backward: Callable[..., tuple[Any, ...]]) -> Callable[
 
     @wraps(backward)
     def run(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        device = next(gradient.device for gradient in gradients if gradient is not None)
+        device = next((gradient.device for gradient in gradients if gradient is not None), None)
+        if device is None:  # what reads the outputs has none to give
+            return (None,) * len(ctx.needs_input_grad)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():
