@@ -11,6 +11,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# before anything imports Triton, whose functions are made for one or the other once and for all
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

@@ -32,11 +32,9 @@ def scores_of(key: Tensor, query: Tensor) -> Tensor:
 
 def softmax_with(sums: Tensor, maxima: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """f [n, H] and p [P, n, H] of a phase's Z and c [n, H] and private logits [P, n, H]."""
-    top = torch.maximum(maxima, logits.amax(0))
-    shared = torch.exp(maxima - top)
-    private = torch.exp(logits - top)
-    total = (shared * sums).add_(private.sum(0))
-    return shared.div_(total), private.div_(total)
+    shared = torch.log(sums).add_(maxima)  # Z ≥ 1
+    weights = torch.softmax(torch.cat([shared.unsqueeze(0), logits]), 0)
+    return weights[0] / sums, weights[1:]
 
 
 class MergeFunction(torch.autograd.Function):

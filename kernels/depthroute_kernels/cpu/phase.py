@@ -7,7 +7,8 @@ again in the backward pass; what is kept between is references to them, logits [
 """
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ from torch import Tensor
 from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
 from ..backward import first_derivative_only
 from .few_tokens import of_few_tokens, read_few
+
+
+PRODUCT_ELEMENTS = 2**17
+"""Of one product in the backward pass: half a megabyte in float32, which second-level caches hold."""
 
 
 def stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -57,128 +62,166 @@ def token_major(weights: Tensor) -> Tensor:
     return weights.permute(3, 0, 1, 2).flatten(0, 1).contiguous()
 
 
-class PhaseFunction(torch.autograd.Function):
-    """Arguments: S, complete reads, gain, eps, queries [M, H, d], b [M, S] or None, b⁰ [S] or None (plain), base or None, S
-    values [..., D], and S keys unless the values are the keys.
+class Layout(NamedTuple):
+    """What a phase's tensors are.
 
-    Outputs: complete reads, numerators, sums Z [..., H] of the partial ones, U (where anchored and any is partial), then
-    constants: c of the partial reads, Z⁰ and c⁰ (like U), logits [M, S, ..., H].
+    Attributes:
+        routes: for each input, which list of sources has its keys and which its values.
+        count: S, the length of each list.
+        complete: complete reads of each input.
+        gain: of those.
+    """
+
+    routes: tuple[tuple[int, int], ...]
+    count: int
+    complete: int
+    gain: float
+
+
+class PhaseFunction(torch.autograd.Function):
+    """Arguments: the layout, eps, b⁰ [S] or None (plain), then by input queries [M, H, d], b [M, S] or None and a base or None,
+    then the lists' sources [..., D] in turn.
+
+    Outputs, by input: complete reads, numerators, sums Z [..., H] of the partial ones, U (where anchored and any is partial),
+    then constants: c of the partial reads, Z⁰ and c⁰ (like U), logits [M, S, ..., H].
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        count: int,
-        complete: int,
-        gain: float,
-        eps: float,
-        queries: Tensor,
-        bias: Tensor | None,
-        prior: Tensor | None,
-        base: Tensor | None,
-        *sources: Tensor,
-    ) -> tuple[Tensor, ...]:
-        reads, heads, width = queries.shape
-        values, keys = sources[:count], sources[count:]
-        shape, dtype = values[0].shape, queries.dtype
-        stack = stacked(values, dtype)
-        key_stack = stacked(keys, dtype) if keys else stack
-        tokens = stack.shape[1]
-
-        by_head = key_stack.view(-1, heads, width).transpose(0, 1)
-        inverse_rms = torch.linalg.vector_norm(key_stack, dim=-1).square_().div_(heads * width).add_(eps).rsqrt_()
-        logits = torch.matmul(queries.transpose(0, 1), by_head.mT).view(heads, reads, count, tokens).mul_(inverse_rms)
-        ctx.scalars = count, complete, gain
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(queries, bias, prior, logits, inverse_rms, *sources)
-        if bias is not None:
-            logits = logits + bias.unsqueeze(-1)
-        weights, _, sums, maxima, *initial = weigh(logits, prior, complete, gain)
-        partial = reads > complete
-        left = weights
-        if initial and partial:
-            left = torch.cat([weights, initial[0].unsqueeze(1)], 1)
-        mixes = torch.bmm(token_major(left), stack.view(count, -1, width).transpose(0, 1))
-        mixes = mixes.view(tokens, heads, left.shape[1], width).permute(2, 0, 1, 3)
+    def forward(ctx: Any, layout: Layout, eps: float, prior: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        inputs = 3 * len(layout.routes)
+        sources: Any = tensors[inputs:]
+        count, complete = layout.count, layout.complete
+        queries: Any = tensors[0:inputs:3]
+        reads, heads, width = queries[0].shape
+        shape, dtype, partial = sources[0].shape, queries[0].dtype, reads - complete
+        stacks = [stacked(sources[start : start + count], dtype) for start in range(0, len(sources), count)]
+        tokens = stacks[0].shape[1]
 
         def of_tokens(statistic: Tensor) -> Tensor:
             return statistic.T.view(*shape[:-1], heads)
 
-        # contiguous: a view that is kept by what reads it would keep the mixes of the whole phase
-        if base is None:
-            finished = [mix.contiguous().view(shape) for mix in mixes[:complete]]
-        else:
-            finished = [(base + mix.reshape(shape)).to(base.dtype) for mix in mixes[:complete]]
-        numerators = [mix.reshape(shape) for mix in mixes[complete:reads]]
-        constants = [of_tokens(c) for c in maxima[:, complete:].unbind(1)]
-        totals = []
-        if initial and partial:
-            totals = [mixes[reads].contiguous().view(shape)]
-            constants += [of_tokens(initial[1]), of_tokens(initial[2])]
-        constants.append(logits.permute(1, 2, 3, 0).view(reads, count, *shape[:-1], heads))
+        inverse_rms: list[Tensor | None] = [None] * len(stacks)
+        normalised, outputs, constants = [], [], []
+        for index, (key, value) in enumerate(layout.routes):
+            bias, base = tensors[3 * index + 1 : 3 * index + 3]
+            by_rms = inverse_rms[key]
+            if by_rms is None:
+                by_rms = torch.linalg.vector_norm(stacks[key], dim=-1).square_().div_(heads * width).add_(eps).rsqrt_()
+                inverse_rms[key] = by_rms
+            by_head = stacks[key].view(-1, heads, width).transpose(0, 1)
+            logits = torch.matmul(queries[index].transpose(0, 1), by_head.mT).view(heads, reads, count, tokens)
+            logits = logits.mul_(by_rms)
+            normalised.append(logits)
+            if bias is not None:
+                logits = logits + bias.unsqueeze(-1)
+            left, _, sums, maxima, *initial = weigh(logits, prior, complete, layout.gain)
+            if initial and partial:
+                left = torch.cat([left, initial[0].unsqueeze(1)], 1)
+            mixes = torch.bmm(token_major(left), stacks[value].view(count, -1, width).transpose(0, 1))
+            mixes = mixes.view(tokens, heads, left.shape[1], width).permute(2, 0, 1, 3)
+
+            # contiguous: a view that is kept by what reads it would keep the mixes of the whole phase
+            if base is None:
+                outputs += [mix.contiguous().view(shape) for mix in mixes[:complete]]
+            else:
+                outputs += [(base + mix.reshape(shape)).to(base.dtype) for mix in mixes[:complete]]
+            outputs += [mix.reshape(shape) for mix in mixes[complete:reads]]
+            outputs += [of_tokens(z) for z in sums[:, complete:].unbind(1)]
+            if initial and partial:
+                outputs.append(mixes[reads].contiguous().view(shape))
+            here = [of_tokens(c) for c in maxima[:, complete:].unbind(1)]
+            if initial and partial:
+                here += [of_tokens(initial[1]), of_tokens(initial[2])]
+            here.append(logits.permute(1, 2, 3, 0).view(reads, count, *shape[:-1], heads))
+            outputs += here
+            constants += here
+        ctx.layout, ctx.lists = layout, len(stacks)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*constants)
-        return *finished, *numerators, *(of_tokens(z) for z in sums[:, complete:].unbind(1)), *totals, *constants
+        ctx.save_for_backward(prior, *tensors[:inputs], *normalised, *inverse_rms, *sources)
+        return tuple(outputs)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        count, complete, gain = ctx.scalars
-        queries, bias, prior, normalised, inverse_rms, *sources = ctx.saved_tensors
-        reads, heads, width = queries.shape
-        values, keys = sources[:count], sources[count:]
-        dtype, shape = queries.dtype, values[0].shape
-        partial = reads - complete
-        logits = normalised if bias is None else normalised + bias.unsqueeze(-1)
-        weights, exponentials, _, _, *initial = weigh(logits, prior, complete, gain)
-        mix_gradients = list(gradients[:reads])
-        base_gradient = None
-        if ctx.needs_input_grad[7]:
-            given = [gradient for gradient in mix_gradients[:complete] if gradient is not None]
-            base_gradient = sum(given[1:], given[0]) if given else None
-        sum_gradients = gradients[reads : reads + partial]
-        if initial and partial:
-            mix_gradients.append(gradients[reads + partial])
-            weights = torch.cat([weights, initial[0].unsqueeze(1)], 1)
+        layout: Layout = ctx.layout
+        count, complete, gain = layout.count, layout.complete, layout.gain
+        number = len(layout.routes)
+        prior, *saved = ctx.saved_tensors
+        arguments, normalised = saved[: 3 * number], saved[3 * number : 4 * number]
+        inverse_rms, sources = saved[4 * number : 4 * number + ctx.lists], saved[4 * number + ctx.lists :]
+        reads, heads, width = arguments[0].shape
+        dtype, shape, partial = arguments[0].dtype, sources[0].shape, reads - complete
+        has_total = prior is not None and partial > 0
+        step = len(gradients) // number
+        stacks = [stacked(sources[start : start + count], dtype) for start in range(0, len(sources), count)]
+        tokens = stacks[0].shape[1]
         zeros = torch.zeros((), dtype=dtype).expand(shape)
-        right = stacked([zeros if gradient is None else gradient for gradient in mix_gradients], dtype)
-        right = right.view(len(mix_gradients), -1, width).transpose(0, 1).contiguous()  # [n·H, M, d]
-        tokens = right.shape[0] // heads
 
-        stack = stacked(values, dtype)
-        by_weight = torch.bmm(right[:, :reads].contiguous(), stack.view(count, -1, width).permute(1, 2, 0))
-        by_weight = by_weight.view(tokens, heads, reads, count).permute(1, 2, 3, 0)  # [H, M, S, n]
-        if gain != 1 and complete:
-            by_weight = torch.cat([by_weight[:, :complete] * gain, by_weight[:, complete:]], 1)
-        centre = torch.zeros(heads, reads, 1, tokens, dtype=dtype)
-        if complete:
-            centre[:, :complete] = -(exponentials[:, :complete] * by_weight[:, :complete]).sum(2, keepdim=True)
-        for m, gradient in enumerate(sum_gradients, complete):
-            if gradient is not None:
-                centre[:, m, 0] = gradient.reshape(tokens, heads).T
-        by_logit = (by_weight + centre).mul_(exponentials)
-        along_query = by_logit * inverse_rms  # [H, M, S, n]
-        pull = along_query.mul(normalised).sum((0, 1)).mul_(inverse_rms).div_(heads * width)  # [S, n]
+        results: list[Tensor | None] = []
+        source_gradients: list[Tensor | None] = [None] * len(stacks)
+        pulls: list[Tensor | None] = [None] * len(stacks)
+        for index, (key, value) in enumerate(layout.routes):
+            queries, bias, base = arguments[3 * index : 3 * index + 3]
+            given = gradients[step * index : step * index + step]
+            logits = normalised[index] if bias is None else normalised[index] + bias.unsqueeze(-1)
+            weights, exponentials, _, _, *initial = weigh(logits, prior, complete, gain)
+            mix_gradients = list(given[:reads])
+            if has_total:
+                mix_gradients.append(given[reads + partial])
+                weights = torch.cat([weights, initial[0].unsqueeze(1)], 1)
+            right = stacked([zeros if gradient is None else gradient for gradient in mix_gradients], dtype)
+            right = right.view(len(mix_gradients), -1, width).transpose(0, 1)  # [n·H, M, d]
 
-        key_stack = stacked(keys, dtype) if keys else stack
-        flat = along_query.flatten(2)  # [H, M, S·n]
-        by_head = key_stack.view(-1, heads, width).transpose(0, 1)  # [H, S·n, d]
-        query_gradient = torch.matmul(flat, by_head).transpose(0, 1) if ctx.needs_input_grad[4] else None
-        bias_gradient = by_logit.sum((0, 3)) if ctx.needs_input_grad[5] else None
+            by_weight = torch.bmm(right[:, :reads], stacks[value].view(count, -1, width).permute(1, 2, 0))
+            by_logit = by_weight.view(tokens, heads, reads, count).permute(1, 2, 3, 0).contiguous()  # [H, M, S, n]
+            if complete:
+                of_complete, by_complete = exponentials[:, :complete], by_logit[:, :complete]
+                if gain != 1:
+                    by_complete *= gain
+                by_complete -= (of_complete * by_complete).sum(2, keepdim=True)
+            for m, gradient in enumerate(given[reads : reads + partial], complete):
+                if gradient is not None:
+                    by_logit[:, m] += gradient.reshape(tokens, heads).T.unsqueeze(1)
+            by_logit *= exponentials
+            along_query = by_logit * inverse_rms[key]  # [H, M, S, n]
+            pull = along_query.mul(normalised[index]).sum((0, 1)).mul_(inverse_rms[key]).div_(heads * width)  # [S, n]
+            pulls[key] = pull if pulls[key] is None else pulls[key] + pull
 
-        key_gradients = torch.empty_like(key_stack)
-        out = key_gradients.view(-1, heads, width).transpose(0, 1)
-        torch.matmul(flat.mT, queries.transpose(0, 1), out=out)
-        key_gradients.addcmul_(pull.unsqueeze(-1), key_stack, value=-1)
-        value_gradients = torch.empty_like(stack) if keys else key_gradients
-        out = value_gradients.view(count, -1, width).transpose(0, 1)  # [n·H, S, d]
-        torch.baddbmm(out, token_major(weights).mT, right, beta=0 if keys else 1, out=out)
+            flat = along_query.flatten(2)  # [H, M, S·n]
+            by_head = stacks[key].view(-1, heads, width).transpose(0, 1)  # [H, S·n, d]
+            wanted = ctx.needs_input_grad[3 + 3 * index : 6 + 3 * index]
+            results.append(torch.matmul(flat, by_head).transpose(0, 1) if wanted[0] else None)
+            results.append(by_logit.sum((0, 3)) if wanted[1] else None)
+            ends = [gradient for gradient in given[:complete] if gradient is not None]
+            results.append(sum(ends[1:], ends[0]) if wanted[2] and ends else None)
 
-        results = [*value_gradients, *(key_gradients if keys else ())]
-        results = [
-            gradient.view(shape).to(source.dtype) if wanted else None
-            for gradient, source, wanted in zip(results, sources, ctx.needs_input_grad[8:])
-        ]
-        return None, None, None, None, query_gradient, bias_gradient, None, base_gradient, *results
+            # contiguous on the left: a batched product is several times slower without
+            left = weights.permute(3, 0, 2, 1).flatten(0, 1).contiguous()  # [n·H, S, M]
+            if source_gradients[key] is None:
+                out = source_gradients[key] = torch.empty_like(stacks[key])
+                torch.matmul(flat.mT, queries.transpose(0, 1), out=out.view(-1, heads, width).transpose(0, 1))
+            else:
+                out = source_gradients[key]
+                out.view(-1, heads, width).transpose(0, 1).baddbmm_(flat.mT, queries.transpose(0, 1))
+            if source_gradients[value] is None:
+                source_gradients[value] = torch.zeros_like(stacks[value])
+            out = source_gradients[value].view(count, -1, width).transpose(0, 1)  # [n·H, S, d]
+            # some tokens at a time, so that a product is added while it is in the cache; into its place at once is slower
+            size = max(32, PRODUCT_ELEMENTS // (count * width))
+            for rows in range(0, len(left), size):
+                here = slice(rows, rows + size)
+                out[here] += torch.bmm(left[here], right[here])
+        for index, pull in enumerate(pulls):
+            gradient = source_gradients[index]
+            if gradient is not None and pull is not None:
+                gradient.addcmul_(pull.unsqueeze(-1), stacks[index], value=-1)
+            rows = [None] * count if gradient is None else gradient.unbind(0)
+            results += [None if row is None else row.view(shape) for row in rows]
+        return None, None, None, *results[: 3 * number], *(
+            gradient.to(source.dtype) if gradient is not None and wanted else None
+            for gradient, source, wanted in zip(results[3 * number :], sources, ctx.needs_input_grad[3 + 3 * number :])
+        )  # fmt: skip
 
 
 def phase(
@@ -202,36 +245,34 @@ def phase(
         num_heads: H.
         anchored: mix with p − p⁰.
     """
-    return [
-        _phase(one, complete, prior_bias if anchored else None, gain, eps, num_heads, anchored) for one in inputs
-    ]
-
-
-def _phase(
-    one: PhaseInput, complete: int, prior_bias: Tensor | None, gain: float, eps: float, heads: int, anchored: bool
-) -> PhaseOutput:
-    reads, count = one.queries.shape[0], len(one.values)
-    partial = reads - complete
+    prior = prior_bias if anchored else None
     if anchored and prior_bias is None:
-        prior_bias = torch.zeros(count, dtype=one.queries.dtype)
-    if not partial and of_few_tokens(one.values[0]):
-        with torch.autocast(one.queries.device.type, enabled=False):
-            return read_few(one, prior_bias, gain, eps, heads)
-    queries = one.queries.unflatten(-1, (heads, -1))
-    with torch.autocast(one.queries.device.type, enabled=False):
-        outputs = PhaseFunction.apply(
-            count, complete, gain, eps, queries, one.bias, prior_bias, one.base, *one.values, *(one.keys or ())
-        )
-    outputs = list(outputs)
-
-    def take(number: int) -> list[Tensor]:
-        taken = outputs[:number]
-        del outputs[:number]
-        return taken
-
-    finished, numerators, sums = take(complete), take(partial), take(partial)
-    totals = take(1 if anchored and partial else 0)
-    maxima = take(partial)
-    prior = Prior(totals[0], *take(2)) if totals else None
-    parts = [Part(*of_read, prior) for of_read in zip(numerators, sums, maxima)]
-    return PhaseOutput(finished, parts, outputs[0])
+        prior = torch.zeros(len(inputs[0].values), dtype=inputs[0].queries.dtype)
+    partial = len(inputs[0].queries) - complete
+    if not partial and of_few_tokens(inputs[0].values[0]):
+        return [read_few(one, prior, gain, eps, num_heads) for one in inputs]
+    lists: dict[tuple[int, ...], Sequence[Tensor]] = {}  # what is in two inputs is stacked once
+    routes = []
+    for one in inputs:
+        route = []
+        for tensors in (one.values if one.keys is None else one.keys, one.values):
+            name = tuple(map(id, tensors))
+            lists.setdefault(name, tensors)
+            route.append(list(lists).index(name))
+        routes.append((route[0], route[1]))
+    layout = Layout(tuple(routes), len(inputs[0].values), complete, gain)
+    arguments = [
+        argument for one in inputs for argument in (one.queries.unflatten(-1, (num_heads, -1)), one.bias, one.base)
+    ]
+    sources = [tensor for tensors in lists.values() for tensor in tensors]
+    with torch.autocast(sources[0].device.type, enabled=False):
+        outputs = iter(PhaseFunction.apply(layout, eps, prior, *arguments, *sources))
+    results = []
+    for _ in inputs:
+        finished, numerators, sums = (list(islice(outputs, size)) for size in (complete, partial, partial))
+        total = next(outputs) if anchored and partial else None
+        maxima = list(islice(outputs, partial))
+        initial = None if total is None else Prior(total, next(outputs), next(outputs))
+        parts = [Part(*of_read, initial) for of_read in zip(numerators, sums, maxima)]
+        results.append(PhaseOutput(finished, parts, next(outputs)))
+    return results

@@ -180,6 +180,8 @@ def _check(values: list[Tensor], keys: list[Tensor], others: list[Tensor], group
     for tensor in (*values, *keys, *others):
         if tensor.shape != shape:
             raise ValueError(f"values: got shapes {tuple(shape)} and {tuple(tensor.shape)}, allowed: one shape")
+        if tensor.device != values[0].device:
+            raise ValueError(f"values: got devices {values[0].device} and {tensor.device}, allowed: one device")
     if heads < 1 or shape[-1] % heads:
         raise ValueError(f"num_heads: got {heads}, allowed: a divisor of the width {shape[-1]}")
 

@@ -13,7 +13,8 @@ import triton.language as tl
 ADDRESSES_PER_LAUNCH = 32
 
 
-@triton.jit
+# specialised, every pattern of aligned addresses would be compiled anew
+@triton.jit(do_not_specialize=[f"a{index}" for index in range(ADDRESSES_PER_LAUNCH)])
 def store_addresses(
     table,
     a0: tl.int64,
