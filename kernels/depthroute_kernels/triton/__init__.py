@@ -12,17 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..streams import combine, write_streams
 from ..two_phases import MergeInput, MergeOutput, Part, PhaseInput, PhaseOutput, Prior
 from . import ops
 from .status import unavailable
 
 
-__all__ = ["available", "merge", "phase"]
+__all__ = ["available", "combine", "merge", "phase", "phases_pay", "unavailable", "write_streams"]
+
+FEW_TOKENS = 64
+"""Up to here, without gradients, launches cost more than reading every source once per read."""
 
 
 def available(device: torch.device | str, dtype: torch.dtype | None = None) -> str | None:
     """None where the kernels can run on a device (with sources of a dtype), else the reason in one line."""
     return unavailable(torch.device(device), dtype)
+
+
+def phases_pay(stream: Tensor) -> bool:
+    """Whether one phase for several reads and a merge for each cost less than a read after the other."""
+    return torch.is_grad_enabled() or stream.numel() > FEW_TOKENS * stream.shape[-1]
 
 
 def phase(

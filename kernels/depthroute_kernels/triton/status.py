@@ -28,7 +28,7 @@ def _without_driver() -> str | None:
     return None
 
 
-def unavailable(device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+def unavailable(device: torch.device, dtype: torch.dtype | None = None, compiling: bool = False) -> str | None:
     """One line that says why the kernels cannot run on a device (and with sources of a dtype), or None where they can."""
     try:
         found = importlib.util.find_spec("triton") is not None
