@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile every kernel for GPUs that are not there, and note registers, shared memory and spills.
 
-    python -m depthroute_kernels.triton.compile_ahead --json FILE [--readme kernels/README.md]
+    python -m depthroute_kernels.triton.compile_ahead [--json FILE] [--readme kernels/README.md]
 
 What is compiled is what `run` would launch: the constants come from `launch`. A kernel that spills registers to memory is an
 error, and nothing is written.
@@ -43,6 +43,7 @@ QUERIES = (2, 8)
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 NUMBERS = ("tokens", "count", "queries", "complete", "groups", "programs", "summands")
 MARK = "<!-- compiled ahead: {} -->"
+RESULTS = Path(__file__).parent / "results" / "compiled-ahead.json"
 
 
 def cases(architecture: launch.Architecture) -> Iterator[tuple[dict[str, Any], Any, dict[str, Any], dict[str, int]]]:
@@ -151,12 +152,13 @@ def compile_all(names: list[str]) -> dict[str, Any]:
         for named, source, options in listed:
             compiled = triton.compile(source, target=target, options=options)
             results.append({"architecture": name, **named, "warps": options["num_warps"], **resources(compiled)})
-            print(results[-1], file=sys.stderr)
+            print(*results[-1].values(), file=sys.stderr)
     return {"triton": triton.__version__, "kernels": results}
 
 
 def as_table(report: dict[str, Any]) -> str:
-    """The largest of every kernel and width, by architecture: registers / shared memory in KiB / spills."""
+    """The largest of every kernel and width, by architecture: registers of a thread × warps / KiB of shared memory / bytes
+    spilled."""
     names = list(dict.fromkeys(entry["architecture"] for entry in report["kernels"]))
     lines = [f"| kernel | D | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
     keys = dict.fromkeys((entry["kernel"], entry["D"]) for entry in report["kernels"])
@@ -195,7 +197,7 @@ def write_between(path: Path, mark: str, text: str) -> None:
 def main() -> None:
     """Compile, refuse spills, write."""
     parser = argparse.ArgumentParser(description="Compile every depth read kernel ahead of time.")
-    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--readme", type=Path, help="file whose table is replaced")
     parser.add_argument("--architectures", default=",".join(TARGETS), help="names, separated by commas")
     arguments = parser.parse_args()
@@ -207,9 +209,10 @@ def main() -> None:
     spilling = [entry for entry in report["kernels"] if entry["spills"]]
     if spilling:
         raise SystemExit(f"spills: got {len(spilling)} kernels, allowed: none; the first is {spilling[0]}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(entry) for entry in report.pop("kernels"))
+    arguments.json.write_text(f'{json.dumps(report)[:-1]}, "kernels": [\n{lines}\n]}}\n', encoding="utf-8")
+    report = json.loads(arguments.json.read_text(encoding="utf-8"))
     if arguments.readme:
         write_between(arguments.readme, MARK, as_table(report))
 
