@@ -16,13 +16,13 @@ from torch import Tensor
 
 from depthroute.modeling import depth_ops
 
-from . import cpu
+from . import cpu, triton
 from .two_phases import PhaseInput
 
 
 logger = logging.getLogger(__name__)
 
-BACKENDS: dict[str, ModuleType] = {"cpu": cpu}
+BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton}
 """Implementations in two phases, by name. Each tells with `unavailable(device, dtype, compiling)` why it cannot run there."""
 
 
@@ -36,21 +36,25 @@ def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> ModuleTy
     Raises:
         ValueError: one is asked for by name and cannot run here.
     """
-    return _backend_for(name, device.type, dtype, torch.compiler.is_compiling())
+    return BACKENDS.get(_choose(name, device.type, dtype, torch.compiler.is_compiling()))
+
+
+@torch.compiler.assume_constant_result
+def _choose(name: str, device: str, dtype: torch.dtype, compiling: bool) -> str:
+    return _choose_once(name, device, dtype, compiling)
 
 
 @lru_cache(maxsize=None)
-def _backend_for(name: str, device: str, dtype: torch.dtype, compiling: bool) -> ModuleType | None:
-    if name == "auto":
-        reasons = {key: backend.unavailable(device, dtype, compiling) for key, backend in BACKENDS.items()}
-        chosen = next((key for key, reason in reasons.items() if reason is None), "reference")
-        if not compiling:
-            logger.info("depth reads on %s in %s: %s", device, dtype, chosen)
-        return BACKENDS.get(chosen)
-    reason = BACKENDS[name].unavailable(device, dtype, compiling)
-    if reason is not None:
-        raise ValueError(f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' here, as {reason}")
-    return BACKENDS[name]
+def _choose_once(name: str, device: str, dtype: torch.dtype, compiling: bool) -> str:
+    # Triton's interpreter is there to test with, not to be chosen
+    automatic = ["cpu"] if device == "cpu" else list(BACKENDS)
+    candidates = automatic if name == "auto" else [name]
+    reasons = {key: BACKENDS[key].unavailable(torch.device(device), dtype, compiling) for key in candidates}
+    chosen = next((key for key, reason in reasons.items() if reason is None), "reference")
+    if chosen == "reference" and name != "auto":
+        raise ValueError(f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' here; {reasons[name]}")
+    logger.info("depth reads on %s in %s%s: %s", device, dtype, " under torch.compile" if compiling else "", chosen)
+    return chosen
 
 
 def in_one_phase(backend: ModuleType) -> Callable[..., Any]:

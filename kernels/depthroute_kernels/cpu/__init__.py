@@ -15,17 +15,11 @@ from .merge import merge
 from .phase import phase
 
 
-def unavailable(device: str, dtype: torch.dtype, compiling: bool) -> str | None:
-    """Why this cannot run on tensors on that kind of device, in words; None where it can.
-
-    Args:
-        device: `torch.device.type`.
-        dtype: of the sources.
-        compiling: whether torch.compile is tracing.
-    """
-    if device != "cpu":
-        return f"the cpu implementation cannot run on {device}"
-    return "torch.compile fuses the reference" if compiling else None
+def unavailable(device: torch.device, dtype: torch.dtype | None = None, compiling: bool = False) -> str | None:
+    """Why this cannot run on a device, in words; None where it can."""
+    if device.type != "cpu":
+        return f"device: got {device.type}, allowed by the CPU depth reads: cpu"
+    return "torch.compile: it fuses the reference" if compiling else None
 
 
 def phases_pay(stream: torch.Tensor) -> bool:

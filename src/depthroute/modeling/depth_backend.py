@@ -144,8 +144,11 @@ def choose_backend(config: Any, stream: Tensor) -> Any | None:
     Raises:
         ValueError: an implementation is asked for by name that cannot run here.
     """
-    # asked for in every read: a configuration's own lookup takes longer than a small operation
-    name = object.__getattribute__(config, "depth_backend")
+    if torch.compiler.is_compiling():
+        name = config.depth_backend
+    else:
+        # asked for in every read, and a configuration's own lookup takes longer than a small operation
+        name = object.__getattribute__(config, "depth_backend")
     if name == "reference":
         return None
     try:

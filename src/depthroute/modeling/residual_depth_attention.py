@@ -102,7 +102,8 @@ class DepthRead(nn.Module):
         dtype, key_norm = statistics_dtype(stream), self.key_norm
 
         def fold(query: Tensor) -> Tensor:
-            return query.to(dtype) if key_norm is None else query.to(dtype) * key_norm.to(dtype)
+            # a tensor of its own also without γ: products round by the alignment of what was loaded
+            return query.to(dtype, copy=True) if key_norm is None else query.to(dtype) * key_norm.to(dtype)
 
         if self.is_plain:
             return ReadParameters(fold(self.query))
