@@ -7,7 +7,7 @@ An implementation is a module with `phase` and `merge`, as `two_phases` defines 
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -26,33 +26,34 @@ BACKENDS: dict[str, ModuleType] = {"cpu": cpu, "triton": triton}
 """Implementations in two phases, by name. Each tells with `unavailable(device, dtype, compiling)` why it cannot run there."""
 
 
-def backend_for(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+def backend_for(name: str, device: torch.device, dtype: torch.dtype, field: str = "depth_backend") -> ModuleType | None:
     """The implementation that a model's reads use, or None: the reference.
 
     Args:
         name: "auto": the first of `BACKENDS` that can run, else the reference; or the name of one.
         device, dtype: of the sources.
+        field: what the caller's user has set to `name`, for the message.
 
     Raises:
         ValueError: one is asked for by name and cannot run here.
     """
-    return BACKENDS.get(_choose(name, device.type, dtype, torch.compiler.is_compiling()))
+    return BACKENDS.get(_choose(name, device.type, dtype, field, torch.compiler.is_compiling()))
 
 
 @torch.compiler.assume_constant_result
-def _choose(name: str, device: str, dtype: torch.dtype, compiling: bool) -> str:
-    return _choose_once(name, device, dtype, compiling)
+def _choose(name: str, device: str, dtype: torch.dtype, field: str, compiling: bool) -> str:
+    return _choose_once(name, device, dtype, field, compiling)
 
 
-@lru_cache(maxsize=None)
-def _choose_once(name: str, device: str, dtype: torch.dtype, compiling: bool) -> str:
+@cache
+def _choose_once(name: str, device: str, dtype: torch.dtype, field: str, compiling: bool) -> str:
     # Triton's interpreter is there to test with, not to be chosen
     automatic = ["cpu"] if device == "cpu" else list(BACKENDS)
     candidates = automatic if name == "auto" else [name]
     reasons = {key: BACKENDS[key].unavailable(torch.device(device), dtype, compiling) for key in candidates}
     chosen = next((key for key, reason in reasons.items() if reason is None), "reference")
     if chosen == "reference" and name != "auto":
-        raise ValueError(f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' here; {reasons[name]}")
+        raise ValueError(f"{field}: got {name!r}, allowed: 'auto' or 'reference' here; {reasons[name]}")
     logger.info("depth reads on %s in %s%s: %s", device, dtype, " under torch.compile" if compiling else "", chosen)
     return chosen
 
@@ -133,7 +134,8 @@ def depth_read(
 
     with `num_heads` softmaxes over contiguous slices of q, k and v; the RMS is over the whole width. Logits, softmax and
     sum are float32 (float64 for float64 sources), also under autocast; x is cast once. Sources are not written to. Every
-    other tensor argument receives gradients, twice if asked; sources are not stacked, and saved for backward as they are.
+    other tensor argument receives gradients, with the reference also twice; what is saved for them is sources as they are,
+    and numbers per source and token.
 
     Args:
         values: S ≥ 1 tensors [..., D] of any floating dtype.
@@ -148,14 +150,14 @@ def depth_read(
         num_heads: H, a divisor of D.
         anchored: subtract the prior's weights: at q = 0 and b = b⁰ the result is `base` bit for bit.
         return_weights: also return p.
-        implementation: "auto" or a name of `IMPLEMENTATIONS`. "auto" is "reference", the only one there is.
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": the one that is made for the device, else the reference.
 
     Returns:
         x [..., D], or [M, ..., D], in the dtype of the first value; with `return_weights` a pair of x and p: [S, ...], or
         [M, S, ...] for M queries, with a trailing H where H > 1.
 
     Raises:
-        ValueError: unknown implementation; no source, keys that differ in number from the values, or H that does not
+        ValueError: unknown implementation, or one that cannot run here; no source, keys that differ in number from the values, or H that does not
             divide D.
     """
     name = implementation
@@ -164,7 +166,7 @@ def depth_read(
     if not len(values):
         name = "reference"  # which refuses it
     elif name == "auto" or name in BACKENDS:
-        backend = backend_for(name, values[0].device, values[0].dtype)
+        backend = backend_for(name, values[0].device, values[0].dtype, "implementation")
         name = next((key for key, known in BACKENDS.items() if known is backend), "reference")
     return IMPLEMENTATIONS[name](
         values,

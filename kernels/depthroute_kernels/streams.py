@@ -31,7 +31,14 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, count: int, minus: int, alpha: Tensor, first: Tensor, second: Tensor, stream: Tensor | None, *terms: Tensor
+        ctx: Any,
+        count: int,
+        minus: int,
+        alpha: Tensor,
+        first: Tensor,
+        second: Tensor,
+        stream: Tensor | None,
+        *terms: Tensor,
     ) -> Tensor:
         ctx.count, ctx.plus, ctx.dtype = count, len(terms) - minus, None if stream is None else stream.dtype
         ctx.save_for_backward(alpha, first, second, *terms)
@@ -74,7 +81,13 @@ class WriteStreams(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, transport: Tensor, c_0: Tensor, c_1: Tensor, update: Tensor, first: Tensor | None, second: Tensor | None
+        ctx: Any,
+        transport: Tensor,
+        c_0: Tensor,
+        c_1: Tensor,
+        update: Tensor,
+        first: Tensor | None,
+        second: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rho, beta_0, beta_1 = torch.sigmoid(transport), 2 * torch.sigmoid(c_0), 2 * torch.sigmoid(c_1)
         if first is None or second is None:
@@ -102,7 +115,9 @@ class WriteStreams(torch.autograd.Function):
         else:
             gained = [along(gradient, tensor, rho) for gradient, tensor in zip(gradients, kept)]
         if first is not None:
-            on_first, on_second = ([along(gradient, tensor, rho) for gradient in gradients] for tensor in (first, second))
+            on_first, on_second = (
+                [along(gradient, tensor, rho) for gradient in gradients] for tensor in (first, second)
+            )
             if not ctx.keeps_update:
                 gained[0] -= rho * on_first[0] + (1 - rho) * on_second[0]
                 gained[1] -= (1 - rho) * on_first[1] + rho * on_second[1]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..two_phases import MergeInput, MergeOutput
 from ..backward import first_derivative_only
+from ..two_phases import MergeInput, MergeOutput
 
 
 def dot(first: Tensor, second: Tensor, heads: int) -> Tensor:
@@ -59,8 +59,8 @@ class MergeFunction(torch.autograd.Function):
         sums: Tensor,
         maxima: Tensor,
         total: Tensor | None,
-        prior_sums: Tensor | None,
-        prior_maxima: Tensor | None,
+        prior_sums: Any,
+        prior_maxima: Any,
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
         heads, dtype = query.shape[0], query.dtype
@@ -81,11 +81,16 @@ class MergeFunction(torch.autograd.Function):
         def sliced(tensor: Tensor) -> Tensor:
             return tensor.reshape(-1, heads, width // heads)
 
-        prior_factor = prior_weights = None
+        prior_factor: Any = None
+        prior_weights: Any = None
         mix_factor, mix_weights = factor, weights
         if total is not None:
-            initial = torch.zeros_like(logits) if prior_bias is None else torch.zeros_like(logits) + prior_bias.view(-1, 1, 1)
-            prior_factor, prior_weights = softmax_with(prior_sums.reshape(-1, heads), prior_maxima.reshape(-1, heads), initial)
+            initial = (
+                torch.zeros_like(logits) if prior_bias is None else torch.zeros_like(logits) + prior_bias.view(-1, 1, 1)
+            )
+            prior_factor, prior_weights = softmax_with(
+                prior_sums.reshape(-1, heads), prior_maxima.reshape(-1, heads), initial
+            )
             mix_weights = weights - prior_weights
         if gain != 1:
             mix_factor, mix_weights = gain * mix_factor, gain * mix_weights
@@ -105,8 +110,8 @@ class MergeFunction(torch.autograd.Function):
             kept, beside = x, base
         else:
             # differences of rounded streams would be mostly rounding
-            kept, beside, summands = mix.to(x.dtype), None, 0
-        ctx.scalars = count, gain, summands if beside is start and start is not None else 0
+            kept, beside = mix.to(x.dtype), None
+        ctx.scalars = count, gain, 0 if beside is not start or start is None else summands
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             query, normalised, inverse_rms, factor, weights, prior_factor, prior_weights, total, kept, beside, *sources

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
 from ..backward import first_derivative_only
+from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
 from .few_tokens import of_few_tokens, read_few
 
 
@@ -46,12 +46,12 @@ def weigh(logits: Tensor, prior: Tensor | None, complete: int, gain: float) -> t
 
     exponentials, sums, maxima = softmax(logits)
     if prior is None:
-        weights, initial = exponentials, ()
+        weights, initial = exponentials, []
     else:
         # of the whole shape and layout: only then is p − p⁰ exactly zero at the start
-        initial_exponentials, initial_sums, initial_maxima = softmax((torch.zeros_like(logits) + prior.view(-1, 1)))
+        initial_exponentials, initial_sums, initial_maxima = softmax(torch.zeros_like(logits) + prior.view(-1, 1))
         weights = exponentials - initial_exponentials
-        initial = (initial_exponentials[:, -1], initial_sums[:, -1], initial_maxima[:, -1])
+        initial = [initial_exponentials[:, -1], initial_sums[:, -1], initial_maxima[:, -1]]
     if complete and gain != 1:
         weights = torch.cat([weights[:, :complete] * gain, weights[:, complete:]], 1)
     return weights, exponentials, sums, maxima, *initial
@@ -67,13 +67,13 @@ class Layout(NamedTuple):
 
     Attributes:
         routes: for each input, which list of sources has its keys and which its values.
-        count: S, the length of each list.
+        size: S, the length of each list.
         complete: complete reads of each input.
         gain: of those.
     """
 
     routes: tuple[tuple[int, int], ...]
-    count: int
+    size: int
     complete: int
     gain: float
 
@@ -87,10 +87,12 @@ class PhaseFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, eps: float, prior: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, layout: Layout, eps: float, prior: Tensor | None, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
         inputs = 3 * len(layout.routes)
         sources: Any = tensors[inputs:]
-        count, complete = layout.count, layout.complete
+        count, complete = layout.size, layout.complete
         queries: Any = tensors[0:inputs:3]
         reads, heads, width = queries[0].shape
         shape, dtype, partial = sources[0].shape, queries[0].dtype, reads - complete
@@ -145,25 +147,26 @@ class PhaseFunction(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         layout: Layout = ctx.layout
-        count, complete, gain = layout.count, layout.complete, layout.gain
+        count, complete, gain = layout.size, layout.complete, layout.gain
         number = len(layout.routes)
         prior, *saved = ctx.saved_tensors
         arguments, normalised = saved[: 3 * number], saved[3 * number : 4 * number]
         inverse_rms, sources = saved[4 * number : 4 * number + ctx.lists], saved[4 * number + ctx.lists :]
         reads, heads, width = arguments[0].shape
         dtype, shape, partial = arguments[0].dtype, sources[0].shape, reads - complete
+        per_input = len(gradients) // number
         has_total = prior is not None and partial > 0
-        step = len(gradients) // number
         stacks = [stacked(sources[start : start + count], dtype) for start in range(0, len(sources), count)]
         tokens = stacks[0].shape[1]
         zeros = torch.zeros((), dtype=dtype).expand(shape)
 
         results: list[Tensor | None] = []
-        source_gradients: list[Tensor | None] = [None] * len(stacks)
+        source_gradients = [torch.empty_like(stack) for stack in stacks]
+        started = [False] * len(stacks)
         pulls: list[Tensor | None] = [None] * len(stacks)
         for index, (key, value) in enumerate(layout.routes):
-            queries, bias, base = arguments[3 * index : 3 * index + 3]
-            given = gradients[step * index : step * index + step]
+            queries, bias, _ = arguments[3 * index : 3 * index + 3]
+            given = gradients[index * per_input : (index + 1) * per_input]
             logits = normalised[index] if bias is None else normalised[index] + bias.unsqueeze(-1)
             weights, exponentials, _, _, *initial = weigh(logits, prior, complete, gain)
             mix_gradients = list(given[:reads])
@@ -198,30 +201,29 @@ class PhaseFunction(torch.autograd.Function):
 
             # contiguous on the left: a batched product is several times slower without
             left = weights.permute(3, 0, 2, 1).flatten(0, 1).contiguous()  # [n·H, S, M]
-            if source_gradients[key] is None:
-                out = source_gradients[key] = torch.empty_like(stacks[key])
-                torch.matmul(flat.mT, queries.transpose(0, 1), out=out.view(-1, heads, width).transpose(0, 1))
+            out = source_gradients[key].view(-1, heads, width).transpose(0, 1)
+            if started[key]:
+                out.baddbmm_(flat.mT, queries.transpose(0, 1))
             else:
-                out = source_gradients[key]
-                out.view(-1, heads, width).transpose(0, 1).baddbmm_(flat.mT, queries.transpose(0, 1))
-            if source_gradients[value] is None:
-                source_gradients[value] = torch.zeros_like(stacks[value])
+                torch.matmul(flat.mT, queries.transpose(0, 1), out=out)
+            if not started[value] and value != key:
+                source_gradients[value].zero_()
+            started[key] = started[value] = True
             out = source_gradients[value].view(count, -1, width).transpose(0, 1)  # [n·H, S, d]
             # some tokens at a time, so that a product is added while it is in the cache; into its place at once is slower
-            size = max(32, PRODUCT_ELEMENTS // (count * width))
-            for rows in range(0, len(left), size):
-                here = slice(rows, rows + size)
+            step = max(32, PRODUCT_ELEMENTS // (count * width))
+            for first in range(0, len(left), step):
+                here = slice(first, first + step)
                 out[here] += torch.bmm(left[here], right[here])
-        for index, pull in enumerate(pulls):
-            gradient = source_gradients[index]
-            if gradient is not None and pull is not None:
-                gradient.addcmul_(pull.unsqueeze(-1), stacks[index], value=-1)
-            rows = [None] * count if gradient is None else gradient.unbind(0)
-            results += [None if row is None else row.view(shape) for row in rows]
-        return None, None, None, *results[: 3 * number], *(
-            gradient.to(source.dtype) if gradient is not None and wanted else None
-            for gradient, source, wanted in zip(results[3 * number :], sources, ctx.needs_input_grad[3 + 3 * number :])
-        )  # fmt: skip
+        for gradient, pull, stack in zip(source_gradients, pulls, stacks):
+            if pull is not None:
+                gradient.addcmul_(pull.unsqueeze(-1), stack, value=-1)
+        rows = (row for gradient in source_gradients for row in gradient.unbind(0))
+        wanted = ctx.needs_input_grad[3 + 3 * number :]
+        results += [
+            row.view(shape).to(source.dtype) if want else None for row, source, want in zip(rows, sources, wanted)
+        ]
+        return None, None, None, *results
 
 
 def phase(

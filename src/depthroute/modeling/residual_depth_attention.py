@@ -51,7 +51,7 @@ class PreparedRead(NamedTuple):
         parameters: the read's.
         routes: (query, bias) of each of its softmaxes.
         results: of each, the mix (or the phase's part of it, where the read has private sources) and the logits.
-        count: how many sources the phase has seen.
+        size: how many sources the phase has seen.
         start: the standard stream at that time [B, T, D], where that was at a block's start; else None.
     """
 
@@ -59,7 +59,7 @@ class PreparedRead(NamedTuple):
     parameters: ReadParameters
     routes: list[tuple[Tensor, Tensor | None]]
     results: list[tuple[Any, Tensor]]
-    count: int
+    size: int
     start: Tensor | None
 
 
@@ -248,10 +248,10 @@ class DepthAttentionResidual(Residual):
         routes = {s: self.routes(s, parameters[s]) for s in reads}
         queries, biases = zip(*(route for s in reads for route in routes[s]))
         whole = [s for s in reads if self.source_counts[s] == len(shared)]
-        bias = prior_bias = None
-        if biases[0] is not None:
+        bias, prior_bias = None, parameters[min(reads)].prior_bias
+        if prior_bias is not None:
             bias = torch.stack([bias[: len(shared)] for bias in biases])
-            prior_bias = parameters[min(reads)].prior_bias[: len(shared)]
+            prior_bias = prior_bias[: len(shared)]
         (phase,) = backend.phase(
             [PhaseInput(shared, torch.stack(queries), bias=bias)],
             complete=sum(len(routes[s]) for s in whole),
@@ -331,7 +331,7 @@ class DepthAttentionResidual(Residual):
         self, prepared: PreparedRead, index: int, s: int, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
     ) -> tuple[Tensor, Any]:
         """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of one route of a prepared read."""
-        parameters, count = prepared.parameters, prepared.count
+        parameters, count = prepared.parameters, prepared.size
         (query, bias), (part, logits) = prepared.routes[index], prepared.results[index]
         private = sources[count:]
         if not private:
@@ -381,7 +381,8 @@ class DepthAttentionResidual(Residual):
         else:
             pairs = [(id(old), sign) for old, sign in zip(state.carry[1:], signs)]
             sums = {
-                pair: old + update if pair[1] > 0 else old - update for pair, old in dict(zip(pairs, state.carry[1:])).items()
+                pair: old + update if pair[1] > 0 else old - update
+                for pair, old in dict(zip(pairs, state.carry[1:])).items()
             }
             running = [sums[pair] for pair in pairs]
         if not completes_unit:

@@ -6,6 +6,7 @@ The papers' summaries state neither the inputs of the gates nor their initial va
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -51,9 +52,8 @@ class PreparedDualRead(NamedTuple):
         queries: scaled [2, D].
         results: the mix m^j, or the phase's part of it where the read has private entries.
         logits: of the entries that the phase has seen.
-        totals: where anchored, the sum of those entries, Σ^j [B, T, D].
-        gap: where anchored, Σ^0 − Σ^1.
-        count: how many of them.
+        gap: where anchored, Σ^0 − Σ^1 of those entries [B, T, D].
+        size: how many of them.
     """
 
     backend: Any
@@ -61,9 +61,8 @@ class PreparedDualRead(NamedTuple):
     queries: Tensor
     results: list[Any]
     logits: list[Tensor]
-    totals: list[Tensor | None]
     gap: Tensor | None
-    count: int
+    size: int
 
 
 class DualRead(nn.Module):
@@ -179,7 +178,7 @@ class DualStreamResidual(Residual):
         """One phase of two streams: the queries of `parameters` over `entries`."""
         backend: Any = choose_backend(self.config, entries[0][0])
         count = len(entries[0])
-        queries = torch.stack([read.query for read in parameters.values()], 1)
+        queries = torch.stack([read.query for read in parameters.values() if read.query is not None], 1)
         queries = queries if self.scale == 1 else queries * self.scale
         phases = backend.phase(
             [
@@ -189,11 +188,10 @@ class DualStreamResidual(Residual):
             complete=sum(self.source_counts[s] == count for s in parameters),
             **self.options,
         )
-        totals = [
-            sum(tensor.to(queries.dtype) for tensor in entries[value]) if self.options["anchored"] else None
-            for _, value in self.routes
-        ]
-        gap = None if totals[0] is None else totals[0] - totals[1]
+        gap = None
+        if self.options["anchored"]:
+            first, second = self.totals(entries, queries.dtype)
+            gap = first - second
         return {
             s: PreparedDualRead(
                 backend,
@@ -201,12 +199,15 @@ class DualStreamResidual(Residual):
                 queries[:, index],
                 [(*phase.complete, *phase.partial)[index] for phase in phases],
                 [phase.logits[index] for phase in phases],
-                totals,
                 gap,
                 count,
             )
             for index, s in enumerate(parameters)
         }
+
+    def totals(self, entries: tuple[Sequence[Tensor], Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+        """Σ^0 and Σ^1 [B, T, D]: sums of the entries that each stream has for values."""
+        return [reduce(torch.add, [tensor.to(dtype) for tensor in entries[value]]) for _, value in self.routes]
 
     def read(
         self,
@@ -219,33 +220,23 @@ class DualStreamResidual(Residual):
         parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
             return Reading(state.stream, gates=parameters.gate_logits)
-        entries = self.streams(state, s)
+        entries, anchored = self.streams(state, s), self.options["anchored"]
         if prepared is None and choose_backend(self.config, state.stream) is not None:
             prepared = self.prepare_with({s: parameters}, entries)[s]
-        count = len(entries[0])
-        if prepared:
-            mixes, weights, totals = self.finish_prepared(prepared, entries, record is not None)
-        else:
-            mixes, weights = zip(
-                *(
-                    depth_mix(
-                        entries[value],
-                        query,
-                        keys=entries[key] if key != value else None,
-                        scale=self.scale,
-                        **self.options,
-                    )
-                    for (key, value), query in zip(self.routes, parameters.query)
-                )
-            )
-            totals = [
-                sum(tensor.to(mixes[0].dtype) for tensor in entries[value]) if self.options["anchored"] else None
-                for _, value in self.routes
-            ]
-        gates, anchored = parameters.gate_logits, self.options["anchored"]
+        mixes, weights = (
+            self.finish_prepared(prepared, entries, record is not None)
+            if prepared
+            else self.mix(parameters.query, entries)
+        )
+        count, gates = len(entries[0]), parameters.gate_logits
+        totals = (
+            self.totals(entries, mixes[0].dtype)
+            if anchored and (parameters.gate_proj is not None or not prepared)
+            else []
+        )
         if parameters.gate_proj is not None:
-            plain = [mix if total is None else mix + total / count for mix, total in zip(mixes, totals)]
-            both = torch.cat(plain, dim=-1)
+            plain = [mix + total / count for mix, total in zip(mixes, totals)] if totals else mixes
+            both = torch.cat(list(plain), dim=-1)
             normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + self.options["eps"])
             gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
         alpha = torch.sigmoid(gates[..., :1])
@@ -254,43 +245,46 @@ class DualStreamResidual(Residual):
             mixed = prepared.backend.combine(alpha, *mixes, **options)
         else:
             mixed = alpha * mixes[0] + (1 - alpha) * mixes[1]
-        if totals[0] is not None and not prepared:
-            mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
+            if anchored:
+                mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
         if record is not None:
             both_weights = torch.stack([weight.detach() for weight in weights])
             both_weights = both_weights.squeeze(-1) if self.options["num_heads"] == 1 else both_weights
             record.note(read_name(self.config, s), RoutingWeights(source_labels(self.config, s), both_weights))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
 
+    def mix(
+        self, queries: Tensor, entries: tuple[Sequence[Tensor], Sequence[Tensor]]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """By stream: the mix m^j and the weights p, by the reference."""
+        pairs = [
+            depth_mix(
+                entries[value], query, keys=entries[key] if key != value else None, scale=self.scale, **self.options
+            )
+            for (key, value), query in zip(self.routes, queries)
+        ]
+        return [mix for mix, _ in pairs], [weights for _, weights in pairs]
+
     def finish_prepared(
         self, prepared: PreparedDualRead, entries: tuple[Sequence[Tensor], Sequence[Tensor]], weigh: bool
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
-        """By stream: the mix m^j, if `weigh` the weights p, and where anchored Σ^j, of a prepared read."""
-        private = [entry[prepared.count :] for entry in entries]
-        if not private[0]:
-            weights = [torch.softmax(logits, 0) for logits in prepared.logits] if weigh else []
-            return prepared.results, weights, prepared.totals
-        merges = prepared.backend.merge(
-            [
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """By stream: the mix m^j and, if `weigh`, the weights p, of a prepared read."""
+        private = [entry[prepared.size :] for entry in entries]
+        mixes, logits = prepared.results, prepared.logits
+        if private[0]:
+            inputs = [
                 MergeInput(part, private[value], query, keys=private[key] if key != value else None)
                 for (key, value), part, query in zip(self.routes, prepared.results, prepared.queries)
-            ],
-            cast=False,
-            **self.options,
-        )
-        weights = []
-        if weigh:
-            pairs = zip(prepared.logits, merges)
-            weights = [torch.softmax(torch.cat([logits, merged.logits]), 0) for logits, merged in pairs]
-        totals = [
-            None if total is None else sum(private[value], total)
-            for (_, value), total in zip(self.routes, prepared.totals)
-        ]
-        return [merged.x for merged in merges], weights, totals
+            ]
+            merges = prepared.backend.merge(inputs, cast=False, **self.options)
+            mixes = [merged.x for merged in merges]
+            if weigh:
+                logits = [torch.cat([shared, merged.logits]) for shared, merged in zip(logits, merges)]
+        return mixes, [torch.softmax(one, 0) for one in logits] if weigh else []
 
     def gap(self, prepared: PreparedDualRead, entries: tuple[Sequence[Tensor], Sequence[Tensor]]) -> dict[str, Any]:
         """Σ^0 − Σ^1 of a prepared read, as tensors to add and to subtract: of the private entries those themselves."""
-        first, second = (entries[value][prepared.count :] for _, value in self.routes)
+        first, second = (entries[value][prepared.size :] for _, value in self.routes)
         return {"plus": [prepared.gap, *first], "minus": second}
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
