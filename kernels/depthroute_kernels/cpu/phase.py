@@ -140,7 +140,9 @@ class PhaseFunction(torch.autograd.Function):
         ctx.layout, ctx.lists = layout, len(stacks)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*constants)
-        ctx.save_for_backward(prior, *tensors[:inputs], *normalised, *inverse_rms, *sources)
+        # a base is not needed again: keeping it would keep it alive
+        arguments = [None if index % 3 == 2 else tensor for index, tensor in enumerate(tensors[:inputs])]
+        ctx.save_for_backward(prior, *arguments, *normalised, *inverse_rms, *sources)
         return tuple(outputs)
 
     @staticmethod
