@@ -73,45 +73,42 @@ class Combine(torch.autograd.Function):
 
 
 class WriteStreams(torch.autograd.Function):
-    """Arguments: r, c_0, c_1, each [1] or [B, T, 1], u, and P^0, P^1 or two Nones (zero, at a block's start). Outputs P'^0, P'^1
-    in the dtype of u.
+    """Arguments: the gates' logits a, r, c_0, c_1, [4] or [B, T, 4], u, and P^0, P^1 or two Nones (zero, at a block's start).
+    Outputs P'^0, P'^1 in the dtype of u.
 
     u is not kept: β^j u, which is what the gradient of c_j needs, is what P'^j has gained.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        transport: Tensor,
-        c_0: Tensor,
-        c_1: Tensor,
-        update: Tensor,
-        first: Tensor | None,
-        second: Tensor | None,
+        ctx: Any, gates: Tensor, update: Tensor, first: Tensor | None, second: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        rho, beta_0, beta_1 = torch.sigmoid(transport), 2 * torch.sigmoid(c_0), 2 * torch.sigmoid(c_1)
+        opened = torch.sigmoid(gates)
+        _, rho, half_0, half_1 = opened.split(1, -1)
         if first is None or second is None:
-            one, other = beta_0 * update, beta_1 * update
+            one, other = update * (2 * half_0), update * (2 * half_1)
         else:
-            first, second = first.to(rho.dtype), second.to(rho.dtype)
-            one = torch.lerp(second, first, rho).addcmul_(beta_0, update)
-            other = torch.lerp(first, second, rho).addcmul_(beta_1, update)
+            first, second = first.to(gates.dtype), second.to(gates.dtype)
+            one = torch.lerp(second, first, rho).addcmul_(half_0, update, value=2)
+            other = torch.lerp(first, second, rho).addcmul_(half_1, update, value=2)
         one, other = one.to(update.dtype), other.to(update.dtype)
         # what a sum rounded to 16 bits has gained is mostly rounding
-        ctx.keeps_update = update.dtype != rho.dtype
-        ctx.save_for_backward(rho, beta_0, beta_1, first, second, *((update,) if ctx.keeps_update else (one, other)))
+        ctx.keeps_update = update.dtype != gates.dtype
+        ctx.save_for_backward(opened, first, second, *((update,) if ctx.keeps_update else (one, other)))
         return one, other
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, gradient_0: Tensor, gradient_1: Tensor) -> tuple[Tensor | None, ...]:
-        rho, beta_0, beta_1, first, second, *kept = ctx.saved_tensors
-        dtype = rho.dtype
+        opened, first, second, *kept = ctx.saved_tensors
+        _, rho, half_0, half_1 = opened.split(1, -1)
+        dtype = opened.dtype
         gradients = gradient_0.to(dtype), gradient_1.to(dtype)
-        transport_gradient = first_gradient = second_gradient = None
+        by_rho = torch.zeros_like(rho)
+        first_gradient = second_gradient = None
         # Σ g^j · β^j u
         if ctx.keeps_update:
-            gained = [along(gradient, kept[0], rho) * beta for gradient, beta in zip(gradients, (beta_0, beta_1))]
+            gained = [2 * half * along(gradient, kept[0], rho) for gradient, half in zip(gradients, (half_0, half_1))]
         else:
             gained = [along(gradient, tensor, rho) for gradient, tensor in zip(gradients, kept)]
         if first is not None:
@@ -122,12 +119,13 @@ class WriteStreams(torch.autograd.Function):
                 gained[0] -= rho * on_first[0] + (1 - rho) * on_second[0]
                 gained[1] -= (1 - rho) * on_first[1] + rho * on_second[1]
             by_rho = on_first[0] - on_second[0] + on_second[1] - on_first[1]
-            transport_gradient = by_rho * rho * (1 - rho)
             first_gradient = torch.lerp(gradients[1], gradients[0], rho).to(gradient_0.dtype)
             second_gradient = torch.lerp(gradients[0], gradients[1], rho).to(gradient_0.dtype)
-        c_gradients = [product * (1 - beta / 2) for product, beta in zip(gained, (beta_0, beta_1))]
-        update_gradient = (gradients[0] * beta_0).addcmul_(gradients[1], beta_1).to(gradient_0.dtype)
-        return transport_gradient, *c_gradients, update_gradient, first_gradient, second_gradient
+        # Σ g^j · u dβ^j/dc_j = Σ g^j · β^j u (1 − σ(c_j))
+        by_gate = [torch.zeros_like(rho), rho * by_rho, *gained]
+        gate_gradient = torch.cat(by_gate, -1) * (1 - opened)
+        update_gradient = (gradients[0] * (2 * half_0)).addcmul_(gradients[1], half_1, value=2).to(gradient_0.dtype)
+        return gate_gradient, update_gradient, first_gradient, second_gradient
 
 
 def combine(
@@ -160,5 +158,4 @@ def write_streams(gates: Tensor, update: Tensor, partial: Sequence[Tensor]) -> t
         update: u [B, T, D].
         partial: P^0, P^1 [B, T, D]; none at a block's start.
     """
-    _, *logits = gates.split(1, dim=-1)
-    return WriteStreams.apply(*logits, update, *(partial or (None, None)))
+    return WriteStreams.apply(gates, update, *(partial or (None, None)))

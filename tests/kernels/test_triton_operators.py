@@ -121,9 +121,10 @@ def test_inputs_must_agree():
 def test_where_they_can_run(monkeypatch):
     assert triton_reads.available("cpu") is None and triton_reads.available("cpu", torch.bfloat16) is None
     assert "dtype: got int64" in triton_reads.available("cpu", torch.int64)
-    assert "device: got meta" in triton_reads.available("meta")
+    assert triton_reads.available("cuda") == "device: got cuda, allowed with TRITON_INTERPRET=1: cpu"
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "TRITON_INTERPRET=1" in triton_reads.available("cpu")
+    assert "device: got meta" in triton_reads.available("meta")
     with pytest.raises(RuntimeError, match="device: got cpu"):
         triton_reads.phase([PhaseInput(sources(2), randn(1, 8))], complete=1)
     monkeypatch.setattr(status.importlib.util, "find_spec", lambda name: None)

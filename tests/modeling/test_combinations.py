@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from combination_cases import COMBINATIONS
 from conftest import float64_loss, randomize_routing, tiny_config, tiny_qwen3_config
 from read_helpers import random_reads, walk
 from torch.utils.checkpoint import checkpoint
@@ -13,49 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from depthroute import DepthRouteForCausalLM
 
 
-COMBINATIONS = {
-    "delta-block, everything": (
-        "delta-block",
-        {"depth_value_route": "decoupled", "depth_detail_bases": ["phase", "split"], "depth_num_heads": 4},
-    ),
-    "delta-block, null among details": (
-        "delta-block",
-        {"depth_value_route": "uniform", "depth_detail_bases": ["split"], "depth_null_source": True},
-    ),
-    "attnres, decoupled with heads": ("attnres", {"depth_value_route": "decoupled", "depth_num_heads": 8}),
-    "attnres, average of projections": (
-        "attnres",
-        {"depth_value_route": "average", "depth_value_projection": True, "depth_key_norm": "none"},
-    ),
-    "states in blocks, decoupled, null": (
-        "attnres-states",
-        {"depth_block_size": 3, "depth_value_route": "decoupled", "depth_null_source": True},
-    ),
-    "states added": ("attnres-states", {"depth_combine": "add", "depth_num_heads": 4, "depth_value_route": "uniform"}),
-    "wav of one-layer blocks": (
-        "wav",
-        {"depth_block_size": 1, "depth_detail_bases": ["split"], "depth_value_route": "average"},
-    ),
-    "wav, everything": (
-        "wav",
-        {
-            "depth_block_size": 3,
-            "depth_value_route": "decoupled",
-            "depth_value_projection": True,
-            "depth_null_source": True,
-            "depth_num_heads": 4,
-            "depth_detail_bias": -0.7,
-            "depth_detail_max_scale": 2.5,
-            "depth_logit_scale": 0.5,
-        },
-    ),
-    "dar, everything": (
-        "dar",
-        {"dual_gates": "dynamic", "depth_num_heads": 4, "depth_block_size": 3, "dual_partial_source": False},
-    ),
-    "dar-full, fixed": ("dar-full", {"dual_routing": "fixed", "depth_key_norm": "none", "dual_gates": "dynamic"}),
-    "dar, one block": ("dar", {"depth_block_size": 9, "dual_routing": "self", "depth_logit_scale": 2.0}),
-}
 EVERY_COMBINATION = pytest.mark.parametrize("case", COMBINATIONS)
 
 

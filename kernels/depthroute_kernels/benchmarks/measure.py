@@ -1,10 +1,10 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Time, bytes saved for backward and peak memory of one piece of work on the CPU."""
+"""Time, bytes saved for backward and peak memory of one piece of work, and what memory itself can do, on a CPU or a GPU."""
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -16,17 +16,31 @@ from torch.profiler import ProfilerActivity, profile
 Work = Callable[[], Any]
 
 
-def interleaved_times(systems: dict[str, Work], repeats: int, warmup: int) -> Iterator[dict[str, float]]:
+def seconds(work: Work, device: str = "cpu") -> float:
+    """How long `work` takes: on a GPU between two events of the stream, after all that was started before has ended."""
+    if torch.device(device).type != "cuda":
+        begin = perf_counter()
+        work()
+        return perf_counter() - begin
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(torch.device(device)):
+        begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin_event.record()
+        work()
+        end_event.record()
+    end_event.synchronize()
+    return begin_event.elapsed_time(end_event) / 1e3
+
+
+def interleaved_times(
+    systems: Mapping[str, Work], repeats: int, warmup: int, device: str = "cpu"
+) -> Iterator[dict[str, float]]:
     """Seconds of each system, round by round, `repeats` rounds after `warmup` unmeasured ones. Each round runs every system
     once and begins with another one, so that slow drifts of the machine, and places in the order, fall on all alike."""
     names = list(systems)
     for index in range(warmup + repeats):
-        times = {}
         start = index % len(names)
-        for name in names[start:] + names[:start]:
-            begin = perf_counter()
-            systems[name]()
-            times[name] = perf_counter() - begin
+        times = {name: seconds(systems[name], device) for name in names[start:] + names[:start]}
         if index >= warmup:
             yield times
 
@@ -53,8 +67,15 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def peak_bytes(work: Work) -> int:
-    """Largest number of bytes allocated at one time by `work`, beyond what there was before, on the CPU."""
+def peak_bytes(work: Work, device: str = "cpu") -> int:
+    """Largest number of bytes allocated at one time by `work`, beyond what there was before, on the device."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
     # torch's profiler would announce itself on standard error
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -65,3 +86,9 @@ def peak_bytes(work: Work) -> int:
             now += event.nbytes()
             peak = max(peak, now)
     return peak
+
+
+def copying(nbytes: int, device: str) -> Work:
+    """The work of copying `nbytes` from one buffer into another: it moves twice as many."""
+    source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda: target.copy_(source)

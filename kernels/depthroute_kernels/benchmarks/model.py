@@ -3,106 +3,44 @@
 """`depthroute bench`: whole models of every preset beside stock Qwen3, on the same weights, in one interleaved run."""
 
 import os
-import platform
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-import depthroute
 from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import Refused
 from depthroute.modeling.compat import CACHE_NAME
-from depthroute.modeling.configuration_depthroute import MEANT_FOR, get_preset
+from depthroute.modeling.configuration_depthroute import MEANT_FOR
 
-from .measure import Work, interleaved_times, peak_bytes, quartiles, saved_bytes
+from .backend_parity import check_backend
+from .machine import describe_machine
+from .measure import interleaved_times, peak_bytes, quartiles, saved_bytes
 from .parity import check_anchored_start, check_reads
+from .settings import DTYPES, BenchmarkSettings, implementation_of
 
 
 STOCK = "qwen3"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 DECODED_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """What is measured; the defaults are the project's reference configuration.
-
-    Attributes:
-        presets: names of `depthroute.PRESETS`; `standard` shows how much two equal models differ.
-        layers, width, heads, kv_heads, head_dim, intermediate, vocab: sizes of the model.
-        block_size: layers per block for presets that always have blocks; None: ceil(L/8).
-        depth_heads: H of the reads, for presets with depth reads.
-        anchored: measure anchored reads.
-        batch, tokens: B and T of a step; also the cached tokens before decoding.
-        dtype: of weights and activations.
-        threads: of torch.
-        repeats, warmup: rounds that count, and rounds before them.
-        seed: of weights and token ids.
-    """
-
-    presets: tuple[str, ...] = tuple(PRESETS)
-    layers: int = 12
-    width: int = 256
-    heads: int = 8
-    kv_heads: int = 4
-    head_dim: int = 32
-    intermediate: int = 768
-    vocab: int = 1024
-    block_size: int | None = None
-    depth_heads: int = 1
-    anchored: bool = False
-    batch: int = 2
-    tokens: int = 256
-    dtype: str = "float32"
-    threads: int = 1
-    repeats: int = 15
-    warmup: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.presets:
-            raise Refused(f"presets: got none, allowed: {', '.join(PRESETS)}")
-        for name in self.presets:
-            try:
-                get_preset(name)
-            except ValueError as error:
-                raise Refused(str(error)) from error
-        if self.dtype not in DTYPES:
-            raise Refused(f"dtype: got {self.dtype!r}, allowed: {', '.join(DTYPES)}")
-        for item in fields(self):
-            value = getattr(self, item.name)
-            least = 0 if item.name in ("warmup", "seed") else 1
-            if isinstance(value, int) and not isinstance(value, bool) and value < least:
-                raise Refused(f"{item.name}: got {value}, allowed: a number ≥ {least}")
-        if self.heads % self.kv_heads:
-            raise Refused(f"kv_heads: got {self.kv_heads}, allowed: a divisor of heads = {self.heads}")
-
-    def command(self) -> str:
-        """The command line that repeats this."""
-        parts = ["depthroute bench"]
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value != item.default:
-                option = "--" + item.name.replace("_", "-")
-                text = ",".join(value) if isinstance(value, tuple) else value
-                parts.append(option if value is True else f"{option} {text}")
-        return " ".join(parts)
+CHECKED_TOKENS = (2, 256)
+"""Sequences, and tokens of each, that parity is checked on at most: it is checked in float64."""
 
 
 @dataclass
 class Case:
-    """One system under measurement."""
+    """One system under measurement; `implementation` computes its depth reads ("" where it has none)."""
 
     name: str
     model: Any
     token_ids: Tensor
+    preset: str = ""
+    implementation: str = ""
     cache: DynamicCache = field(init=False)
 
     def forward(self) -> Tensor:
@@ -132,10 +70,10 @@ class Case:
 
 
 def run_benchmark(settings: BenchmarkSettings, progress: bool = False) -> dict[str, Any]:
-    """Measure every preset and stock Qwen3 on the same weights and tokens.
+    """Measure every preset, with every backend asked for, and stock Qwen3 on the same weights and tokens.
 
-    Before anything is timed, each preset's anchored form must equal stock bit for bit (mHC nearly), and its reads and writes
-    the equations in float64.
+    Before anything is timed, each preset's anchored form must equal stock bit for bit (mHC nearly), its reads and writes the
+    equations in float64, and the whole model with the measured backend the same model with the reference.
 
     Args:
         settings: what to measure.
@@ -144,11 +82,13 @@ def run_benchmark(settings: BenchmarkSettings, progress: bool = False) -> dict[s
     Returns:
         `command`, `settings`, `machine` and `systems`: by name, for `train_step`, `forward` and `decode_token` the median and
         quartiles in milliseconds (`ms`) and of the ratios to stock of the same round (`ratio`); `saved_bytes` (kept for
-        backward, parameters not counted) and `peak_bytes` (of one train step, beyond weights), each with `ratio`.
+        backward, parameters not counted) and `peak_bytes` (of one train step, beyond weights), each with `ratio`. With
+        checkpointing, `train_step`, `saved_bytes` and `peak_bytes` once more under names that end in `_checkpointed`: ratios
+        to stock with checkpointing.
 
     Raises:
         CheckFailed: a case computes something else; nothing is reported.
-        Refused: a setting that is not accepted.
+        Refused: a setting that is not accepted, or a backend that cannot run here.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
@@ -166,18 +106,15 @@ def _run(settings: BenchmarkSettings, progress: bool) -> dict[str, Any]:
     for case in cases.values():
         case.fill_cache()
 
-    works: dict[str, dict[str, Work]] = {
-        "train_step": {name: case.train_step for name, case in cases.items()},
-        "forward": {name: case.infer for name, case in cases.items()},
-        "decode_token": {name: case.decode for name, case in cases.items()},
-    }
     systems: dict[str, dict[str, Any]] = {name: {} for name in cases}
     console = Console(stderr=True)
-    for work, runs in works.items():
+
+    def time(work: str, run: Callable[[Case], None], key: str) -> None:
+        runs = {name: (lambda case=case: run(case)) for name, case in cases.items()}
         rounds = list(
             track(
-                interleaved_times(runs, settings.repeats, settings.warmup),
-                description=f"{work} x {len(runs)} systems",
+                interleaved_times(runs, settings.repeats, settings.warmup, settings.device),
+                description=f"{key} x {len(runs)} systems",
                 total=settings.repeats,
                 console=console,
                 disable=not progress,
@@ -185,28 +122,54 @@ def _run(settings: BenchmarkSettings, progress: bool) -> dict[str, Any]:
         )
         unit = 1e3 / (DECODED_TOKENS if work == "decode_token" else 1)
         for name, system in systems.items():
-            system[work] = {
+            system[key] = {
                 "ms": quartiles([times[name] * unit for times in rounds]),
                 "ratio": quartiles([times[name] / times[STOCK] for times in rounds]),
             }
+
+    def count_memory(suffix: str = "") -> None:
+        for name, case in cases.items():
+            case.model.zero_grad(set_to_none=True)
+            systems[name]["saved_bytes" + suffix] = {"bytes": saved_bytes(case.model, case.forward)}
+            case.model.zero_grad(set_to_none=True)
+            systems[name]["peak_bytes" + suffix] = {"bytes": peak_bytes(case.train_step, settings.device)}
+            case.model.zero_grad(set_to_none=True)  # the next system's peak must not find these
+        for key in ("saved_bytes" + suffix, "peak_bytes" + suffix):
+            for system in systems.values():
+                system[key]["ratio"] = system[key]["bytes"] / systems[STOCK][key]["bytes"]
+
+    time("train_step", Case.train_step, "train_step")
+    time("forward", Case.infer, "forward")
+    time("decode_token", Case.decode, "decode_token")
+    count_memory()
+    if settings.checkpointing:
+        with checkpointing(cases):
+            time("train_step", Case.train_step, "train_step_checkpointed")
+            count_memory("_checkpointed")
     for name, system in systems.items():
         case = cases[name]
-        case.model.zero_grad(set_to_none=True)
-        system["saved_bytes"] = {"bytes": saved_bytes(case.model, case.forward)}
-        case.model.zero_grad(set_to_none=True)
-        system["peak_bytes"] = {"bytes": peak_bytes(case.train_step)}
+        system["preset"], system["implementation"] = case.preset, case.implementation
         system["routing_parameters"] = 0 if name == STOCK else _count(case.model.routing_parameters())
-        system["largest_read_difference"] = differences.get(name, 0.0)
-    for key in ("saved_bytes", "peak_bytes"):
-        for system in systems.values():
-            system[key]["ratio"] = system[key]["bytes"] / systems[STOCK][key]["bytes"]
+        system |= differences.get(name, {"largest_read_difference": 0.0, "largest_backend_difference": 0.0})
     return {
         "command": settings.command(),
-        "settings": {**asdict(settings), "presets": list(settings.presets)},
+        "settings": {**asdict(settings), "presets": list(settings.presets), "backend": list(settings.backend)},
         "parameters": sum(parameter.numel() for parameter in stock.model.parameters()),
-        "machine": {**describe_machine(), "load_average_before": load[0] if load else None},
+        "machine": {**describe_machine(settings.device), "load_average_before": load[0] if load else None},
         "systems": systems,
     }
+
+
+@contextmanager
+def checkpointing(cases: dict[str, Case]) -> Iterator[None]:
+    """Gradient checkpointing of every layer, in every model."""
+    for case in cases.values():
+        case.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        yield
+    finally:
+        for case in cases.values():
+            case.model.gradient_checkpointing_disable()
 
 
 def _count(parameters: dict[str, nn.Parameter]) -> int:
@@ -214,13 +177,13 @@ def _count(parameters: dict[str, nn.Parameter]) -> int:
 
 
 def build_cases(settings: BenchmarkSettings) -> dict[str, Case]:
-    """Stock Qwen3 and every preset on its weights; the routing is random, as after training.
+    """Stock Qwen3 and every preset on its weights, with every backend; the routing is random, as after training.
 
     Raises:
-        Refused: sizes that a preset does not accept.
+        Refused: sizes that a preset does not accept, or a backend that cannot run here.
     """
     torch.manual_seed(settings.seed)
-    dtype = DTYPES[settings.dtype]
+    dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
     config = Qwen3Config(
         vocab_size=settings.vocab,
         hidden_size=settings.width,
@@ -231,21 +194,36 @@ def build_cases(settings: BenchmarkSettings) -> dict[str, Case]:
         head_dim=settings.head_dim,
         max_position_embeddings=max(1024, settings.tokens + DECODED_TOKENS),
     )
-    stock = Qwen3ForCausalLM(config).to(dtype)
-    token_ids = torch.randint(settings.vocab, (settings.batch, settings.tokens))
+    stock = Qwen3ForCausalLM(config).to(device, dtype)
+    token_ids = torch.randint(settings.vocab, (settings.batch, settings.tokens)).to(device)
     cases = {STOCK: Case(STOCK, stock, token_ids)}
-    for name in dict.fromkeys(settings.presets):
-        cases[name] = Case(name, graft(stock, preset_config(name, settings, config, settings.anchored)), token_ids)
-        with torch.no_grad():
-            for key, parameter in cases[name].model.routing_parameters().items():
-                if key.endswith("query"):
-                    parameter.normal_(std=settings.width**-0.5)
+    for preset in dict.fromkeys(settings.presets):
+        routed = PRESETS[preset].fields["residual_type"] in MEANT_FOR["depth_num_heads"]
+        trained: dict[str, Tensor] = {}
+        for backend in dict.fromkeys(settings.backend if routed else ("auto",)):
+            implementation = ""
+            if routed:
+                try:
+                    implementation = implementation_of(backend, device, dtype)
+                except ValueError as error:
+                    raise Refused(str(error)) from error
+            model = graft(stock, preset_config(preset, settings, config, settings.anchored, backend))
+            with torch.no_grad():
+                for key, parameter in model.routing_parameters().items():
+                    if key.endswith("query"):
+                        if key not in trained:
+                            trained[key] = torch.randn(parameter.shape) * settings.width**-0.5
+                        parameter.copy_(trained[key])
+            name = preset if backend == "auto" else f"{preset} ({backend})"
+            cases[name] = Case(name, model, token_ids, preset, implementation)
     return cases
 
 
-def preset_config(name: str, settings: BenchmarkSettings, base: Qwen3Config, anchored: bool) -> DepthRouteConfig:
+def preset_config(
+    name: str, settings: BenchmarkSettings, base: Qwen3Config, anchored: bool, backend: str = "auto"
+) -> DepthRouteConfig:
     """The preset on the stock model's sizes."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"depth_backend": backend}
     if name != "standard":
         options["depth_anchored"] = anchored
     if PRESETS[name].fields["residual_type"] in MEANT_FOR["depth_num_heads"]:
@@ -259,42 +237,32 @@ def preset_config(name: str, settings: BenchmarkSettings, base: Qwen3Config, anc
 
 
 def graft(stock: Qwen3ForCausalLM, config: DepthRouteConfig) -> DepthRouteForCausalLM:
-    """A model of `config` with the stock model's weights, in its dtype; the routing at its initial values."""
-    model = DepthRouteForCausalLM(config).to(stock.dtype)
+    """A model of `config` with the stock model's weights, in its dtype, where it is; the routing at its initial values."""
+    model = DepthRouteForCausalLM(config).to(stock.device, stock.dtype)
     model.load_state_dict(stock.state_dict(), strict=False)
     return model
 
 
-def check_parity(cases: dict[str, Case], settings: BenchmarkSettings) -> dict[str, float]:
-    """Largest difference of each preset's reads from float64, after everything that must hold was seen to hold.
+def check_parity(cases: dict[str, Case], settings: BenchmarkSettings) -> dict[str, dict[str, float]]:
+    """Largest differences of each system's reads from float64, and of the whole model from the reference, after everything
+    that must hold was seen to hold.
 
     Raises:
         CheckFailed: something does not.
     """
     stock, differences = cases[STOCK], {}
+    dtype = DTYPES[settings.dtype]
+    token_ids = stock.token_ids[: CHECKED_TOKENS[0], : CHECKED_TOKENS[1]]
     for name, case in cases.items():
         if name == STOCK:
             continue
-        anchored = graft(stock.model, preset_config(name, settings, stock.model.config, anchored=True))
-        check_anchored_start(anchored, stock.model, case.token_ids, name)
-        if name != "standard":
-            differences[name] = check_reads(case.model.config, case.token_ids, DTYPES[settings.dtype], name)
+        backend = case.model.config.depth_backend
+        config = preset_config(case.preset, settings, stock.model.config, anchored=True, backend=backend)
+        check_anchored_start(graft(stock.model, config), stock.model, token_ids, name)
+        if case.preset != "standard":
+            reads = check_reads(case.model.config, token_ids, dtype, name)
+            whole = 0.0
+            if case.implementation not in ("", "reference"):
+                whole = check_backend(case.model, token_ids, name)
+            differences[name] = {"largest_read_difference": reads, "largest_backend_difference": whole}
     return differences
-
-
-def describe_machine() -> dict[str, Any]:
-    """Processor, cores and versions; nothing that tells whose machine it is."""
-    cpu = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "depthroute": depthroute.__version__,
-    }

@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a benchmark as a table and as a figure."""
+"""The result of a model benchmark as a table and as a figure."""
 
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,17 @@ MEASURES = {
     "saved_bytes": "saved bytes",
     "peak_bytes": "peak bytes",
 }
+CHECKPOINTED = {
+    "train_step_checkpointed": "train step, checkpointed",
+    "saved_bytes_checkpointed": "saved bytes, checkpointed",
+    "peak_bytes_checkpointed": "peak bytes, checkpointed",
+}
+"""Measured on request; ratios are to stock with checkpointing."""
+
+
+def measures_of(result: dict[str, Any]) -> dict[str, str]:
+    """What a result holds, with a label."""
+    return {**MEASURES, **CHECKPOINTED} if result["settings"]["checkpointing"] else MEASURES
 
 
 def result_table(result: dict[str, Any]) -> Table:
@@ -26,17 +37,18 @@ def result_table(result: dict[str, Any]) -> Table:
     settings = result["settings"]
     title = (
         f"{settings['layers']} layers, width {settings['width']}, {settings['batch']} x {settings['tokens']} tokens, "
-        f"{settings['dtype']}, {settings['threads']} thread(s), {'anchored' if settings['anchored'] else 'plain'}"
+        f"{settings['dtype']}, {settings['device']}, {settings['threads']} thread(s), {'anchored' if settings['anchored'] else 'plain'}"
     )
     table = Table(title=title, caption="ratio to qwen3 in the same round: median, quartiles", box=SIMPLE_HEAD)
     table.add_column("system", no_wrap=True)
-    for name in MEASURES.values():
+    measures = measures_of(result)
+    for name in measures.values():
         table.add_column(name, justify="right", overflow="fold")
     for name, system in result["systems"].items():
         if name == "qwen3":
-            table.add_row(name, *(_absolute(system[key]) for key in MEASURES))
+            table.add_row(name, *(_absolute(system[key]) for key in measures))
         else:
-            table.add_row(name, *(_ratio(system[key]["ratio"]) for key in MEASURES))
+            table.add_row(name, *(_ratio(system[key]["ratio"]) for key in measures))
     return table
 
 
@@ -70,15 +82,17 @@ def draw(result: dict[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
 
     systems = {name: system for name, system in result["systems"].items() if name != "qwen3"}
-    figure = Figure(figsize=(2 + 1.5 * len(systems), 4), dpi=150, layout="constrained")
+    measures = measures_of(result)
+    figure = Figure(figsize=(2 + 0.3 * len(measures) * len(systems), 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7")
-    for place, ((key, label), colour) in enumerate(zip(MEASURES.items(), colours)):
+    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#004166", "#856100", "#6B3553")
+    width = 0.85 / len(measures)
+    for place, ((key, label), colour) in enumerate(zip(measures.items(), colours)):
         ratios = [system[key]["ratio"] for system in systems.values()]
         heights = [ratio["median"] if isinstance(ratio, dict) else ratio for ratio in ratios]
         spread = [(r["median"] - r["q1"], r["q3"] - r["median"]) if isinstance(r, dict) else (0, 0) for r in ratios]
-        at = [index + 0.17 * (place - 2) for index in range(len(systems))]
-        axes.bar(at, heights, 0.16, color=colour, label=label, yerr=list(zip(*spread)), ecolor="0.3")
+        at = [index + width * (place - (len(measures) - 1) / 2) for index in range(len(systems))]
+        axes.bar(at, heights, 0.95 * width, color=colour, label=label, yerr=list(zip(*spread)), ecolor="0.3")
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(systems)), list(systems))
     axes.set_ylabel("ratio to stock Qwen3 (lower is better)")

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Complete reads of a few tokens without gradients, as in decoding: there, what costs is the number of calls."""
 
+from collections.abc import Sequence
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -13,27 +16,40 @@ def of_few_tokens(tensor: Tensor) -> bool:
     return not torch.is_grad_enabled() and tensor.numel() <= 2**14
 
 
-def read_few(one: PhaseInput, prior_bias: Tensor | None, gain: float, eps: float, heads: int) -> PhaseOutput:
+@cache
+def constant(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor, which some operations want."""
+    return torch.tensor(value, dtype=dtype)
+
+
+def read_few(
+    inputs: Sequence[PhaseInput], prior_bias: Tensor | None, gain: float, eps: float, heads: int
+) -> list[PhaseOutput]:
     """A phase whose M reads are all complete. `prior_bias` [S] is given where the reads are anchored."""
-    queries, shape = one.queries, one.values[0].shape
-    dtype, count, width = queries.dtype, len(one.values), shape[-1]
-    stack = torch.stack(tuple(one.values)).to(dtype)
-    keys = stack if one.keys is None else torch.stack(tuple(one.keys)).to(dtype)
-    sliced = stack.view(count, -1, 1, heads, width // heads)  # [S, n, 1, H, d]
-    # norms and small products: fewer and shorter calls than torch's own norm layer and batched products
-    norms = torch.linalg.vector_norm(keys, dim=-1).view(count, -1, 1, 1)
-    inverse_rms = norms.square_().div_(width).add_(eps).rsqrt_()
-    products = keys.view(count, -1, 1, heads, width // heads) * queries.unflatten(-1, (heads, -1))
-    logits = products.sum(-1).mul_(inverse_rms)  # [S, n, M, H]
-    if one.bias is not None:
-        logits += one.bias.T.unsqueeze(1).unsqueeze(-1)
-    weights = torch.softmax(logits, 0)
+    first, groups = inputs[0], len(inputs)
+    shape, dtype, count, reads = first.values[0].shape, first.queries.dtype, len(first.values), len(first.queries)
+    width = shape[-1]
+    values = torch.stack([value for one in inputs for value in one.values]).to(dtype)
+    keys = values if first.keys is None else torch.stack([key for one in inputs for key in one.keys or ()]).to(dtype)
+    queries = first.queries if groups == 1 else torch.stack([one.queries for one in inputs])
+    # sqrt(D · (mean(k²) + eps)) in two calls, so that queries are sqrt(D) times as long
+    norms = torch.hypot(torch.linalg.vector_norm(keys, dim=-1), constant((width * eps) ** 0.5, dtype))
+    per_head = (groups, count, 1, -1, heads, width // heads)  # G, S, M, n, H, d
+    products = keys.view(per_head) * (queries * width**0.5).view(groups, 1, reads, 1, heads, width // heads)
+    logits = products.sum(-1).div_(norms.view(groups, count, 1, -1, 1))  # [G, S, M, n, H]
+    if first.bias is not None:
+        logits += torch.stack([one.bias.T for one in inputs if one.bias is not None]).view(groups, count, reads, 1, 1)
+    weights = torch.softmax(logits, 1)
     if prior_bias is not None:
-        weights -= torch.softmax(torch.zeros_like(logits) + prior_bias.view(-1, 1, 1, 1), 0)
+        weights -= torch.softmax(torch.zeros_like(logits) + prior_bias.view(-1, 1, 1, 1), 1)
     if gain != 1:
         weights *= gain
-    mixes = (weights.unsqueeze(-1) * sliced).sum(0)  # [n, M, H, d]
-    reads = [mix.reshape(shape) for mix in mixes.unbind(1)]
-    if one.base is not None:
-        reads = [(one.base + read).to(one.base.dtype) for read in reads]
-    return PhaseOutput(reads, [], logits.permute(2, 0, 1, 3).view(len(queries), count, *shape[:-1], heads))
+    mixes = (weights.unsqueeze(-1) * values.view(per_head)).sum(1).view(groups, reads, *shape)
+    if first.base is not None:
+        mixes = torch.stack([one.base for one in inputs if one.base is not None]).unsqueeze(1) + mixes
+        mixes = mixes.to(first.base.dtype)
+    per_read = (reads, count, *shape[:-1], heads)
+    return [
+        PhaseOutput(list(mix.unbind(0)), [], of_input.transpose(0, 1).reshape(per_read))
+        for mix, of_input in zip(mixes.unbind(0), logits.unbind(0))
+    ]

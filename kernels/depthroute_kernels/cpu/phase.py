@@ -254,7 +254,7 @@ def phase(
         prior = torch.zeros(len(inputs[0].values), dtype=inputs[0].queries.dtype)
     partial = len(inputs[0].queries) - complete
     if not partial and of_few_tokens(inputs[0].values[0]):
-        return [read_few(one, prior, gain, eps, num_heads) for one in inputs]
+        return read_few(inputs, prior, gain, eps, num_heads)
     lists: dict[tuple[int, ...], Sequence[Tensor]] = {}  # what is in two inputs is stacked once
     routes = []
     for one in inputs:

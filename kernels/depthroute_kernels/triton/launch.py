@@ -25,7 +25,8 @@ class Architecture:
         backward_numbers, backward_warps: of the gradients of the phase's sources and queries (three tiles of all queries).
         fused_numbers, fused_warps: where all queries fit in this, one launch does the whole backward phase.
         row_numbers, row_warps: of a merge (forward two, backward five tiles of one row).
-        stages: sources of a phase under way while one is worked on.
+        stages, pipeline_bytes: sources of a phase under way while one is worked on, and the shared memory that they, values
+            and keys of 4 bytes, may take.
         phase_programs, merge_programs: programs of a backward launch over the tokens at most; each leaves one partial sum
             of the queries' gradients.
         phase_registers, dots_registers, merge_registers, merge_backward_registers: registers of a thread at most in these kernels. Left to
@@ -42,6 +43,7 @@ class Architecture:
     row_numbers: int = 8
     row_warps: int = 16
     stages: int = 3
+    pipeline_bytes: int = 98304
     phase_programs: int = 256
     merge_programs: int = 512
     phase_registers: int | None = 200
@@ -62,6 +64,7 @@ ARCHITECTURES = {
         fused_warps=8,
         row_warps=8,
         stages=2,
+        pipeline_bytes=65536,
         phase_registers=None,
         dots_registers=None,
         merge_registers=None,
@@ -121,11 +124,16 @@ def block_of_queries(queries: int, row: int, architecture: Architecture) -> tupl
     return block, warps_for(block * row, architecture.forward_numbers, architecture.forward_warps, architecture)
 
 
+def stages_of(row: int, architecture: Architecture) -> int:
+    """Sources under way: fewer where rows are long."""
+    return max(1, min(architecture.stages, architecture.pipeline_bytes // (8 * row)))
+
+
 def forward_launch(queries: int, heads: int, head_dim: int, architecture: Architecture) -> dict[str, int]:
     """For the forward phase: BLOCK_M queries of whole rows for each program."""
     block_h, block_d = tile(heads, head_dim)
     block_m, warps = block_of_queries(queries, block_h * block_d, architecture)
-    stages = architecture.stages
+    stages = stages_of(block_h * block_d, architecture)
     options = {"BLOCK_M": block_m, "BLOCK_H": block_h, "BLOCK_D": block_d, "STAGES": stages, "num_warps": warps}
     return limited(options, architecture.phase_registers)
 
@@ -145,7 +153,7 @@ def backward_launch(queries: int, heads: int, head_dim: int, architecture: Archi
     row, block_m = block_h * block_d, power_of_two(queries)
     block_dots, warps = block_of_queries(queries, row, architecture)
     shared = {"BLOCK_M": block_m, "BLOCK_DOTS": block_dots, "BLOCK_H": block_h, "BLOCK_D": block_d}
-    shared["STAGES"] = architecture.stages
+    shared["STAGES"] = stages_of(row, architecture)
     if block_m * row <= architecture.fused_warps * architecture.lanes * architecture.fused_numbers:
         warps = warps_for(block_m * row, architecture.fused_numbers, architecture.fused_warps, architecture)
         both = {"DOTS": True, "APPLY": True, "APPLY_H": block_h, "APPLY_D": block_d, "num_warps": warps}

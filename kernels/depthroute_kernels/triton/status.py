@@ -40,11 +40,11 @@ def unavailable(device: torch.device, dtype: torch.dtype | None = None, compilin
         names = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
         return f"dtype: got {str(dtype).removeprefix('torch.')} sources, allowed by the Triton depth reads: {names}"
     if interpreted():
-        if device.type in ("cpu", "cuda"):
-            return None
-    elif device.type == "cpu":
+        # the kernels follow addresses, which the interpreter does on the CPU
+        return None if device.type == "cpu" else f"device: got {device.type}, allowed with TRITON_INTERPRET=1: cpu"
+    if device.type == "cpu":
         return "device: got cpu, allowed by the Triton depth reads: cuda, or cpu with TRITON_INTERPRET=1 set before the start"
-    elif device.type == "cuda":
+    if device.type == "cuda":
         reason = _without_driver()
         return None if reason is None else f"triton: found no driver for {device} ({reason})"
     return f"device: got {device.type}, allowed by the Triton depth reads: cuda (NVIDIA and AMD GPUs)"

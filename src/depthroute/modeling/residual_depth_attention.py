@@ -195,6 +195,8 @@ class DepthAttentionResidual(Residual):
         block = config.depth_block_size or 3
         # where the sources since the phase are not just what the stream has gained since: one block
         one_block = self.bases or (not self.replaces and config.depth_block_size)
+        # a block's reads have all their sources at its start
+        self.only_complete = bool(one_block) and not (self.bases or self.over_states or config.depth_null_source)
         self.layers_per_group = block if one_block else block * max(1, 3 // block)
 
     def create_read(self, s: int) -> DepthRead | None:
@@ -235,7 +237,7 @@ class DepthAttentionResidual(Residual):
 
     def can_prepare(self, state: ResidualState) -> bool:
         backend = choose_backend(self.config, state.stream)
-        return backend is not None and backend.phases_pay(state.stream)
+        return backend is not None and (self.only_complete or backend.phases_pay(state.stream))
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedRead]:
         """One phase: all queries of the reads `modules` over the sources completed so far."""
