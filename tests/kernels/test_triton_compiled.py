@@ -75,12 +75,24 @@ for name, (kernel, constants, options) in chosen.items():
     source = compile_ahead.source_of(kernel, constants)
     compiled = triton.compile(source, target=compile_ahead.TARGETS["sm_90"], options=options)
     found[name] = {"ttir": compiled.asm["ttir"], **compile_ahead.resources(compiled)}
-print(json.dumps(found))
+amd = {}
+for named, kernel, constants, options in compile_ahead.cases(launch.ARCHITECTURES["gfx942"], amd=True):
+    if list(named.values())[1:] == ["bf16", 1024, 1, 2, False] and named["kernel"] in ("phase backward", "merge forward"):
+        source = compile_ahead.source_of(kernel, constants)
+        compiled = triton.compile(source, target=compile_ahead.TARGETS["gfx942"], options=options)
+        amd[named["kernel"]] = compiled.asm["amdgcn"]
+print(json.dumps([found, amd]))
 """
 
 
-def test_offsets_are_64_bits_wide():
-    found = run_compiler(COMPILE)
+@pytest.fixture(scope="module")
+def compiled():
+    """TTIR and resources by kernel for sm_90, and the assembly of two kernels for gfx942."""
+    return run_compiler(COMPILE)
+
+
+def test_offsets_are_64_bits_wide(compiled):
+    found, _ = compiled
     assert set(found) == {
         "phase forward, 2 queries",
         "phase backward, 2 queries",
@@ -94,6 +106,18 @@ def test_offsets_are_64_bits_wide():
         assert narrow_products(kernel["ttir"]) == [], name
         assert re.search(r"arith.muli .*: i64", kernel["ttir"]), name
         assert kernel["registers"] > 0
+
+
+def test_amd_waits_for_stores_before_what_was_stored_is_loaded(compiled):
+    """Triton's barrier waits for other threads, not for their stores."""
+    for name, count in (("phase backward", 2), ("merge forward", 1)):
+        waits = re.findall(r"ASMSTART\n(.*?)ASMEND.*?\n(.*?s_barrier)", compiled[1][name], re.DOTALL)
+        assert len(waits) == count
+        for inside, until_barrier in waits:
+            assert "s_waitcnt vmcnt(0)" in inside
+            assert not re.search(r"(global|buffer|flat)_(store|load)", until_barrier)
+        last_store = compiled[1][name].rpartition("ASMSTART")[0].rpartition("_store_")[2]
+        assert "s_barrier" not in last_store
 
 
 def test_the_search_for_narrow_products_finds_them():

@@ -46,7 +46,9 @@ MARK = "<!-- compiled ahead: {} -->"
 RESULTS = Path(__file__).parent / "results" / "compiled-ahead.json"
 
 
-def cases(architecture: launch.Architecture) -> Iterator[tuple[dict[str, Any], Any, dict[str, Any], dict[str, int]]]:
+def cases(
+    architecture: launch.Architecture, amd: bool = False
+) -> Iterator[tuple[dict[str, Any], Any, dict[str, Any], dict[str, int]]]:
     """What names a kernel in the table, the kernel, its constants, the compiler's options."""
     for dtype, width, heads, anchored, m in itertools.product(DTYPES, WIDTHS, HEADS, (False, True), QUERIES):
         head_dim = width // heads
@@ -69,6 +71,7 @@ def cases(architecture: launch.Architecture) -> Iterator[tuple[dict[str, Any], A
             "PRIOR_BIASED": False,
             "HAS_GRAD_SUMS": True,
             "ALIGNED": True,
+            "AMD": amd,
         }
         plan = launch.backward_launch(m, heads, head_dim, architecture)
         kernels = [
@@ -147,7 +150,7 @@ def compile_all(names: list[str]) -> dict[str, Any]:
         listed = [
             ({"kernel": "table", "dtype": "", "D": 0, "H": 0, "M": 0, "anchored": False}, small, {"num_warps": 1})
         ]
-        for named, kernel, constants, options in cases(launch.ARCHITECTURES[name]):
+        for named, kernel, constants, options in cases(launch.ARCHITECTURES[name], target.backend == "hip"):
             listed.append((named, source_of(kernel, constants), options))
         for named, source, options in listed:
             compiled = triton.compile(source, target=target, options=options)

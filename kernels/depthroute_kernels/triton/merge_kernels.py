@@ -19,7 +19,7 @@ What is absent takes no room in the table. The rules that keep anchored reads ex
 import triton
 import triton.language as tl
 
-from .rows import columns, row
+from .rows import columns, publish, row
 
 
 @triton.jit
@@ -96,6 +96,7 @@ def merge_forward(
     PRIOR_BIASED: tl.constexpr,
     KEEP_MIX: tl.constexpr,
     ALIGNED: tl.constexpr,
+    AMD: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -135,7 +136,7 @@ def merge_forward(
             logit += tl.load(row(table, biases_at + group, j, ACCUMULATOR, False))
         tl.store(logits + (first + j) * HEADS + h, logit, mask=h < HEADS)
         tl.store(inverse_rms + first + j, inverse)
-    tl.debug_barrier()
+    publish(AMD)
 
     share, top, total = shares(
         table,

@@ -19,7 +19,7 @@ a product, stands on both sides of a difference.
 import triton
 import triton.language as tl
 
-from .rows import LOWEST, columns, row, row_of_each
+from .rows import LOWEST, columns, publish, row, row_of_each
 
 
 @triton.jit(do_not_specialize=["tokens", "count", "queries", "complete", "groups"])
@@ -195,6 +195,7 @@ def phase_backward(
     PRIOR_BIASED: tl.constexpr,
     HAS_GRAD_SUMS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    AMD: tl.constexpr,
     DOTS: tl.constexpr,
     APPLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -261,7 +262,7 @@ def phase_backward(
                     value = tl.load(value_row + row_column, mask=row_inside, other=0.0).to(ACCUMULATOR)
                     dot = tl.sum(grad * value[None, :, :], axis=2)
                     tl.store(grad_logits + (first + i) * queries * HEADS + at, dot, mask=of_part)
-            tl.debug_barrier()
+            publish(AMD)
 
             of_read = (m < queries)[:, None] & (h < HEADS)[None, :]
             at = m[:, None] * HEADS + h[None, :]
@@ -291,7 +292,7 @@ def phase_backward(
                     score -= tl.load(bias_row + m * count + i, mask=m < queries, other=0.0)[:, None]
                 inverse = tl.load(inverse_rms + first + i)
                 tl.store(pulls + first + i, tl.sum(by_logit * score) * (inverse * inverse / width))
-            tl.debug_barrier()
+            publish(AMD)
 
         if APPLY:
             grad = grads_of(

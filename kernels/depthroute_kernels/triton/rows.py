@@ -13,9 +13,11 @@ LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 @triton.jit
 def row(table, entry, offset, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The element at `offset` (int64, in elements) of the tensor whose address is at `entry`."""
-    pointer = tl.load(table + entry).to(tl.pointer_type(TYPE)) + offset
+    pointer = tl.load(table + entry).to(tl.pointer_type(TYPE))
     if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
+        pointer = tl.multiple_of(tl.multiple_of(pointer, 16) + offset, 16)
+    else:
+        pointer += offset
     return pointer
 
 
@@ -41,3 +43,18 @@ def columns(
     h = first_head + tl.arange(0, BLOCK_H)
     d = first_column + tl.arange(0, BLOCK_D)
     return h[:, None] * HEAD_DIM + d[None, :], (h < HEADS)[:, None] & (d < HEAD_DIM)[None, :]
+
+
+@triton.jit
+def publish(AMD: tl.constexpr):
+    """Every thread of the program sees what any of them stored before. On AMD a barrier alone does not wait for stores."""
+    if AMD:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
+            "=v,v,~{memory}",
+            [tl.full([], 0, tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    tl.debug_barrier()

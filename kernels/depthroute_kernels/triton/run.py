@@ -13,6 +13,7 @@ from torch import Tensor
 from . import launch, merge_kernels, ops, phase_kernels, table
 
 
+AMD = torch.version.hip is not None
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -209,6 +210,7 @@ def phase_backward(
                 ANCHORED=anchored,
                 PRIOR_BIASED=prior_bias is not None,
                 HAS_GRAD_SUMS=grad_sums is not None,
+                AMD=AMD,
                 ALIGNED=sizes.aligned(addresses),
                 **sizes.constants,
                 **options,
@@ -266,6 +268,7 @@ def merge_forward(
             ANCHORED=bool(totals),
             PRIOR_BIASED=prior_bias is not None,
             KEEP_MIX=bool(mixes),
+            AMD=AMD,
             ALIGNED=sizes.aligned(addresses),
             **sizes.constants,
             **launch.merge_launch(heads, sizes.head_dim, sizes.architecture, backward=False),
