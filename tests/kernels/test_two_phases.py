@@ -464,6 +464,76 @@ def test_complete_and_partial_reads_of_one_phase_are_alone_what_they_are_togethe
         assert_near(one, other)
 
 
+CROSSED = {
+    "cross_key": [(1, 0), (0, 1)],
+    "self": [(0, 0), (1, 1)],
+    "cross_value": [(0, 1), (1, 0)],
+    "fixed": [(0, 1)] * 2,
+}
+
+
+@EVERY_FAST
+@pytest.mark.parametrize("routes", CROSSED.values(), ids=CROSSED)
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("form", ["complete", "partial", "both", "without gradients"])
+def test_inputs_of_one_call_that_share_their_sources(form, anchored, routes, name):
+    """Two streams (DAR): each input has keys of one and values of another, and their gradients meet in the same tensors. By
+    input: (keys, values)."""
+    backend = BACKENDS[name]
+    streams = [[normal(2, 4, WIDTH, seed=10 * j + i).requires_grad_() for i in range(COUNT)] for j in (1, 2)]
+    queries = [normal(2, WIDTH, seed=j).requires_grad_() for j in (1, 2)]
+    leaves, options = [*streams[0], *streams[1], *queries], {"num_heads": 2, "anchored": anchored, "eps": 1e-4}
+    complete = {"partial": 0, "both": 1}.get(form, 2)
+    # what is complete sees all sources where nothing is partial
+    size = COUNT if complete == 2 else SHARED
+
+    def run():
+        phases = backend.phase(
+            [
+                PhaseInput(streams[value][:size], query, streams[key][:size] if key != value else None)
+                for (key, value), query in zip(routes, queries)
+            ],
+            complete=complete,
+            **options,
+        )
+        found = [list(phase.complete) for phase in phases]
+        for m in range(complete, 2):
+            merged = backend.merge(
+                [
+                    MergeInput(
+                        phase.partial[m - complete],
+                        streams[value][size:],
+                        query[m],
+                        streams[key][size:] if key != value else None,
+                    )
+                    for phase, (key, value), query in zip(phases, routes, queries)
+                ],
+                **options,
+            )
+            for reads, one in zip(found, merged):
+                reads.append(one.x)
+        return [*found[0], *found[1]]
+
+    expected = []
+    for (key, value), query in zip(routes, queries):
+        for m in range(2):
+            seen = size if m < complete else COUNT
+            (x,), _ = equations(
+                streams[value][:seen], query[m : m + 1], keys=streams[key][:seen], heads=2, anchored=anchored, eps=1e-4
+            )
+            expected.append(x)
+    with torch.set_grad_enabled(form != "without gradients"):
+        found = run()
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one, other)
+    if form != "without gradients":
+        given = [normal(2, 4, WIDTH, seed=50 + index) for index in range(4)]
+        for one, other in zip(gradients_of(found, leaves, given), gradients_of(expected, leaves, given)):
+            assert (one is None) == (other is None)
+            if other is not None:
+                assert_near(one, other)
+
+
 @EVERY_FAST
 def test_a_merge_may_leave_its_result_in_the_dtype_of_the_statistics(name):
     values, query = source_list(torch.bfloat16), normal(1, WIDTH, seed=1, dtype=torch.float32)
