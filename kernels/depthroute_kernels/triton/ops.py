@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backward import NOT_TWICE
 from .status import unavailable
-
-
-NOT_TWICE = (
-    "depth_backend: got a second derivative of a fast depth read, allowed: first derivatives; the reference has both, set "
-    'depth_backend="reference"'
-)
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
