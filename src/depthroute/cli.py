@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: convert · verify · train · eval · inspect · bench · demo · presets.
+"""The command line: convert · verify · train · eval · inspect · bench · check · demo · presets.
 
 Each command parses its options and calls one function of the package; heavy imports wait until a command runs. Exit codes:
 0 done, 1 a check failed, 2 refused.
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from . import cli_kernels
 from .errors import CheckFailed, Refused, one_line
 
 
@@ -256,64 +257,8 @@ def inspect(
     print(f"written to {out}: open report.html")
 
 
-@app.command()
-def bench(
-    presets: str | None = typer.Option(None, help="Names by commas; default: all."),
-    layers: int = typer.Option(12, help="Layers of the model."),
-    width: int = typer.Option(256, help="Hidden size."),
-    heads: int = typer.Option(8, help="Attention heads."),
-    kv_heads: int = typer.Option(4, help="Key and value heads."),
-    head_dim: int = typer.Option(32, help="Width of an attention head."),
-    intermediate: int = typer.Option(768, help="Width of the MLP."),
-    vocab: int = typer.Option(1024, help="Size of the vocabulary."),
-    block_size: int | None = typer.Option(None, help="Layers per block; default ceil(L/8). For presets with blocks."),
-    depth_heads: int = typer.Option(1, help="Depth heads, for presets with depth reads; they divide the width."),
-    anchored: bool = typer.Option(False, "--anchored", help="Measure anchored reads."),
-    batch: int = typer.Option(2, help="Sequences of a step."),
-    tokens: int = typer.Option(256, help="Tokens of a sequence, and in the cache before decoding."),
-    dtype: str = typer.Option("float32", help="float32, bfloat16, float16 or float64."),
-    threads: int = typer.Option(1, help="Threads of torch."),
-    repeats: int = typer.Option(15, help="Rounds that count."),
-    warmup: int = typer.Option(2, help="Rounds before them."),
-    seed: int = typer.Option(0, help="Of weights and token ids."),
-    json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the result here too."),
-    plot: Path | None = typer.Option(None, metavar="FILE", help="Draw the ratios into a .png, .svg or .pdf file."),
-) -> None:
-    """Measure what presets cost beside stock Qwen3, in one interleaved run on the CPU."""
-    from depthroute_kernels.benchmarks import BenchmarkSettings, run_benchmark
-    from depthroute_kernels.benchmarks.report import check_plot_file, draw, result_table
-
-    from .files import check_json_file, write_json
-    from .modeling.configuration_depthroute import PRESETS
-
-    check_json_file(json_file)
-    check_plot_file(plot)
-    settings = BenchmarkSettings(
-        presets=tuple(PRESETS if presets is None else (name.strip() for name in presets.split(",") if name.strip())),
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        vocab=vocab,
-        block_size=block_size,
-        depth_heads=depth_heads,
-        anchored=anchored,
-        batch=batch,
-        tokens=tokens,
-        dtype=dtype,
-        threads=threads,
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-    )
-    result = run_benchmark(settings, progress=True)
-    if json_file is not None:
-        write_json(json_file, result)
-    if plot is not None:
-        draw(result, plot)
-    Console().print(result_table(result))
+app.add_typer(cli_kernels.bench, name="bench")
+app.command()(cli_kernels.check)
 
 
 @app.command()

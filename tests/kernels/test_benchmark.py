@@ -17,10 +17,11 @@ from depthroute import PRESETS
 from depthroute.errors import CheckFailed, Refused
 from depthroute.modeling import residual_baselines, residual_depth_attention, residual_dual_stream
 from depthroute.modeling.residual_base import ResidualState
-from depthroute_kernels.benchmarks import BenchmarkSettings, run_benchmark
+from depthroute_kernels import cpu
+from depthroute_kernels.benchmarks import BenchmarkSettings, backend_parity, run_benchmark
 from depthroute_kernels.benchmarks.measure import interleaved_times, peak_bytes, quartiles, saved_bytes
 from depthroute_kernels.benchmarks.model import STOCK, build_cases, check_parity
-from depthroute_kernels.benchmarks.report import check_plot_file, draw, result_table
+from depthroute_kernels.benchmarks.report import check_plot_file, draw, result_tables
 
 
 SMALL = BenchmarkSettings(
@@ -85,13 +86,20 @@ def test_quartiles():
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3.0, "q1": 2.0, "q3": 4.0}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("anchored", [False, True])
-@pytest.mark.parametrize("depth_heads", [1, 4])
+@pytest.mark.parametrize(
+    ("dtype", "anchored", "depth_heads"),
+    [("float32", False, 1), ("float32", True, 4), ("bfloat16", True, 1), ("float16", False, 4), ("float64", True, 1)],
+)
 def test_parity_holds(dtype, anchored, depth_heads):
-    settings = replace(SMALL, dtype=dtype, anchored=anchored, depth_heads=depth_heads, block_size=2, layers=5)
+    """Three layers in blocks of two: a last, shorter block."""
+    settings = replace(SMALL, dtype=dtype, anchored=anchored, depth_heads=depth_heads, block_size=2)
     differences = check_parity(build_cases(settings), settings)
     assert set(differences) == set(PRESETS) - {"standard"}
+    assert {name for name, found in differences.items() if not found["largest_backend_difference"]} == {
+        "mhc",
+        "rezero",
+        "layerscale",
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,115 @@ def test_a_wrong_read_is_not_measured(monkeypatch, change, line):
     right = residual_depth_attention.depth_read
     monkeypatch.setattr(residual_depth_attention, "depth_read", lambda *a, **k: right(*a, **{**k, **change}))
     with pytest.raises(CheckFailed, match=line):
+        run_benchmark(replace(SMALL, presets=("attnres",), backend=("reference",)))
+
+
+@pytest.mark.parametrize(
+    ("phase", "change", "line"),
+    [
+        ("phase", {"eps": 1e-2}, "attnres: a read differs by .* from float64"),
+        ("phase", {"anchored": False}, "attnres: anchored logits differ from stock"),
+        (
+            "merge",
+            {"gain": 1.01},
+            "attnres: anchored logits differ from stock|attnres: in float64 .* from the reference",
+        ),
+    ],
+)
+def test_a_wrong_backend_is_not_measured(monkeypatch, phase, change, line):
+    """A wrong phase is seen in single reads; a wrong merge only in the whole model, whose loop alone prepares reads together."""
+    right = getattr(cpu, phase)
+    monkeypatch.setattr(cpu, phase, lambda inputs, **options: right(inputs, **{**options, **change}))
+    with pytest.raises(CheckFailed, match=line):
         run_benchmark(replace(SMALL, presets=("attnres",)))
+
+
+@pytest.mark.parametrize("what", ["logits", "decoded logits", "gradient of model.layers.1.mlp_read.query"])
+def test_a_backend_that_differs_in_one_thing_is_not_measured(monkeypatch, what):
+    right, calls = backend_parity.evaluate, []
+
+    def evaluate(model, token_ids):
+        found = right(model, token_ids)
+        calls.append(model.config.depth_backend)
+        if calls[-1] != "reference":
+            found[what] = found[what] + 1e-3 * found[what].abs().max()
+        return found
+
+    monkeypatch.setattr(backend_parity, "evaluate", evaluate)
+    with pytest.raises(CheckFailed, match=f"delta: in float64 {what} differ by .* from the reference, allowed: 1e-09"):
+        run_benchmark(replace(SMALL, presets=("delta",)))
+    assert calls == ["reference", "auto"]
+
+
+def test_every_backend_is_a_system():
+    result = run_benchmark(replace(SMALL, presets=("delta", "mhc"), backend=("auto", "reference", "cpu"), repeats=1))
+    found = {name: (system["preset"], system["implementation"]) for name, system in result["systems"].items()}
+    assert found == {
+        STOCK: ("", ""),
+        "delta": ("delta", "cpu"),
+        "delta (reference)": ("delta", "reference"),
+        "delta (cpu)": ("delta", "cpu"),
+        "mhc": ("mhc", ""),
+    }
+    systems = result["systems"]
+    assert 0 < systems["delta"]["largest_backend_difference"] < 1e-9
+    assert systems["delta (reference)"]["largest_backend_difference"] == 0
+    # the same weights and the same routing
+    cases = build_cases(replace(SMALL, presets=("delta",), backend=("auto", "reference")))
+    with torch.no_grad():
+        losses = [cases[name].forward().item() for name in ("delta", "delta (reference)")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != cases[STOCK].forward().item()
+
+
+def test_a_backend_that_cannot_run_is_refused(monkeypatch):
+    from depthroute_kernels import dispatch
+
+    monkeypatch.setattr(dispatch.BACKENDS["triton"], "unavailable", lambda *a: "triton: not here")
+    dispatch._choose_once.cache_clear()
+    try:
+        with pytest.raises(
+            Refused, match="depth_backend: got 'triton', allowed: 'auto' or 'reference' here; triton: not here"
+        ):
+            run_benchmark(replace(SMALL, presets=("delta",), backend=("triton",)))
+    finally:
+        dispatch._choose_once.cache_clear()
+
+
+def test_checkpointing_is_measured_beside(tmp_path):
+    settings = replace(SMALL, presets=("delta-block",), layers=6, width=32, tokens=32, checkpointing=True, repeats=1)
+    result = run_benchmark(settings)
+    for name, system in result["systems"].items():
+        assert system["train_step_checkpointed"]["ms"]["median"] > 0
+        for key in ("saved_bytes", "peak_bytes"):
+            assert 0 < system[f"{key}_checkpointed"]["bytes"] < system[key]["bytes"], (name, key)
+        saved = system["saved_bytes_checkpointed"]
+        assert saved["ratio"] == saved["bytes"] / result["systems"][STOCK]["saved_bytes_checkpointed"]["bytes"]
+    assert settings.command().count("--checkpointing") == 1
+    console = Console(width=200, record=True)
+    for table in result_tables(result):
+        console.print(table)
+    assert "with gradient checkpointing" in console.export_text()
+    draw(result, tmp_path / "ratios.svg")
+    without = {**result, "settings": {**result["settings"], "checkpointing": False}}
+    draw(without, tmp_path / "without.svg")
+    assert (tmp_path / "ratios.svg").stat().st_size > 1.2 * (tmp_path / "without.svg").stat().st_size  # three bars more
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_checkpointing_is_on_only_where_it_is_measured(checkpointed):
+    """Recomputed layers run twice: once in the forward pass, once in the backward pass."""
+    from depthroute_kernels.benchmarks.model import checkpointing
+
+    cases = build_cases(replace(SMALL, presets=("delta",)))
+    calls = []
+    for case in cases.values():
+        case.model.model.layers[0].mlp.register_forward_pre_hook(lambda *a: calls.append(1))
+    if checkpointed:
+        with checkpointing(cases):
+            [case.train_step() for case in cases.values()]
+    [case.train_step() for case in cases.values()]
+    assert len(calls) == len(cases) * (3 if checkpointed else 1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +274,8 @@ def test_threads_are_put_back():
 
 def test_table_and_figure(result, tmp_path):
     console = Console(width=200, record=True)
-    console.print(result_table(result))
+    for table in result_tables(result):
+        console.print(table)
     text = console.export_text()
     assert all(name in text for name in (STOCK, *PRESETS)) and "1 thread(s), plain" in text
     draw(result, tmp_path / "ratios.png")
@@ -168,9 +285,9 @@ def test_table_and_figure(result, tmp_path):
 def test_the_command_repeats_the_settings(tmp_path):
     from depthroute.cli import app
 
-    settings = replace(SMALL, presets=("attnres", "delta-block"), anchored=True, repeats=1)
+    settings = replace(SMALL, presets=("attnres", "delta-block"), anchored=True, repeats=1, backend=("auto", "cpu"))
     command = settings.command()
-    assert command.startswith("depthroute bench --presets attnres,delta-block --layers 3")
+    assert command.startswith("depthroute bench --presets attnres,delta-block --backend auto,cpu --layers 3")
     file = tmp_path / "result.json"
     outcome = CliRunner().invoke(app, [*command.split()[1:], "--json", str(file)])
     assert outcome.exit_code == 0, outcome.output
@@ -185,6 +302,9 @@ def test_the_command_repeats_the_settings(tmp_path):
         ({"presets": ()}, "presets: got none"),
         ({"layers": 0}, "layers: got 0, allowed: a number ≥ 1"),
         ({"repeats": 0}, "repeats: got 0, allowed: a number ≥ 1"),
+        ({"backend": ("fast",)}, "backend: got 'fast', allowed: auto, reference, cpu, triton"),
+        ({"backend": ()}, "backend: got none"),
+        ({"device": "tpu"}, "device: got 'tpu', allowed: cpu, cuda or cuda:N"),
         ({"dtype": "int8"}, "dtype: got 'int8', allowed: float32"),
         ({"kv_heads": 3}, "kv_heads: got 3, allowed: a divisor of heads = 2"),
     ],
@@ -210,7 +330,9 @@ def test_a_figure_that_could_not_be_written(tmp_path):
 def test_committed_result_keeps_the_limits():
     result = json.loads(RESULT_FILE.read_text(encoding="utf-8"))
     defaults = BenchmarkSettings()
-    assert result["settings"] == {**vars(defaults), "presets": result["settings"]["presets"]}
+    for name, value in result["settings"].items():
+        if name != "presets":
+            assert value == (list(default) if isinstance(default := getattr(defaults, name), tuple) else default), name
     attnres = result["systems"]["attnres"]
     assert attnres["train_step"]["ratio"]["median"] <= 1.35
     assert attnres["saved_bytes"]["ratio"] <= 1.6
@@ -218,9 +340,10 @@ def test_committed_result_keeps_the_limits():
 
 def test_the_readme_s_numbers_are_the_committed_result_s():
     result = json.loads(RESULT_FILE.read_text(encoding="utf-8"))
+    _, _, rows = README.read_text(encoding="utf-8").partition("| preset | train step | forward |")
     table = [
         [cell.strip(" `") for cell in line.strip("|").split("|")]
-        for line in README.read_text(encoding="utf-8").splitlines()
+        for line in rows.partition("\n\n")[0].splitlines()
         if line.startswith("| `")
     ]
     assert table == ratio_rows(result)

@@ -21,8 +21,8 @@ operator_report.py the same of reads
 """
 
 from .model import run_benchmark
-from .operator_run import run_operator_benchmark
 from .operator_cases import OperatorSettings
+from .operator_run import run_operator_benchmark
 from .settings import BenchmarkSettings
 
 

@@ -45,7 +45,7 @@ def check_anchored_start(model: DepthRouteForCausalLM, stock: Qwen3ForCausalLM, 
 
 def check_reads(config: DepthRouteConfig, token_ids: Tensor, dtype: torch.dtype, name: str) -> float:
     """Every read and write of the residual, over random outputs [B, T, D] and with random parameters, against `equations` in
-    float64.
+    float64, on the device of the token ids.
 
     Returns:
         The largest difference, as a fraction of the largest value.
@@ -53,7 +53,12 @@ def check_reads(config: DepthRouteConfig, token_ids: Tensor, dtype: torch.dtype,
     Raises:
         CheckFailed: it is above `TOLERANCE`.
     """
-    generator = torch.Generator().manual_seed(1)
+    with token_ids.device:
+        return _check_reads(config, token_ids, dtype, name)
+
+
+def _check_reads(config: DepthRouteConfig, token_ids: Tensor, dtype: torch.dtype, name: str) -> float:
+    generator = torch.Generator(token_ids.device).manual_seed(1)
     residual = build_residual(config)
     shape, final = (*token_ids.shape, config.hidden_size), 2 * config.num_hidden_layers
     outputs = [torch.randn(shape, generator=generator).to(dtype) for _ in range(final + 1)]

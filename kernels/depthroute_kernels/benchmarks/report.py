@@ -27,23 +27,26 @@ CHECKPOINTED = {
 """Measured on request; ratios are to stock with checkpointing."""
 
 
-def measures_of(result: dict[str, Any]) -> dict[str, str]:
-    """What a result holds, with a label."""
-    return {**MEASURES, **CHECKPOINTED} if result["settings"]["checkpointing"] else MEASURES
-
-
-def result_table(result: dict[str, Any]) -> Table:
-    """Ratios to stock Qwen3 (median, and quartiles over rounds), and what stock itself takes."""
+def result_tables(result: dict[str, Any]) -> list[Table]:
+    """Ratios to stock Qwen3 (median, and quartiles over rounds), and what stock itself takes; a second table for gradient
+    checkpointing, where that was measured."""
     settings = result["settings"]
     title = (
         f"{settings['layers']} layers, width {settings['width']}, {settings['batch']} x {settings['tokens']} tokens, "
-        f"{settings['dtype']}, {settings['device']}, {settings['threads']} thread(s), {'anchored' if settings['anchored'] else 'plain'}"
+        f"{settings['dtype']}, {settings['device']}, {settings['threads']} thread(s), "
+        f"{'anchored' if settings['anchored'] else 'plain'}"
     )
+    tables = [_table(result, MEASURES, title)]
+    if settings["checkpointing"]:
+        tables.append(_table(result, CHECKPOINTED, "all of them with gradient checkpointing"))
+    return tables
+
+
+def _table(result: dict[str, Any], measures: dict[str, str], title: str) -> Table:
     table = Table(title=title, caption="ratio to qwen3 in the same round: median, quartiles", box=SIMPLE_HEAD)
     table.add_column("system", no_wrap=True)
-    measures = measures_of(result)
     for name in measures.values():
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name.removesuffix(", checkpointed"), justify="right", overflow="fold")
     for name, system in result["systems"].items():
         if name == "qwen3":
             table.add_row(name, *(_absolute(system[key]) for key in measures))
@@ -75,6 +78,11 @@ def check_plot_file(file: Path | None) -> None:
         raise Refused(f"{file}: its folder does not exist, allowed: a file in an existing folder")
     if file.suffix not in (".png", ".svg", ".pdf"):
         raise Refused(f"{file}: got the suffix {file.suffix!r}, allowed: .png, .svg, .pdf")
+
+
+def measures_of(result: dict[str, Any]) -> dict[str, str]:
+    """What a result holds, with a label."""
+    return {**MEASURES, **CHECKPOINTED} if result["settings"]["checkpointing"] else MEASURES
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
