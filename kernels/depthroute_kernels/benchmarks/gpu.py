@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as OutOfTime
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,7 +175,9 @@ def run_parity(case: Case, name: str, device: str) -> str | None:
     try:
         run_twice(case, name, device)
     except failures() as error:
-        return one_line(error) if isinstance(error, CheckFailed) else f"{name} {case}: {in_one_line(error)}"
+        return (
+            one_line(error) if isinstance(error, CheckFailed) else f"{name} on {device}, {case}: {in_one_line(error)}"
+        )
     return None
 
 
@@ -183,28 +185,32 @@ def parity_stage(runs: Sequence[tuple[Case, str]], device: str, seconds: float, 
     """What `run_stage` returns, worked off by several processes: most of the time goes into compiling kernels, one set for each
     combination of sizes and options."""
     if processes == 1:
-        steps = [(f"{name} {case}", partial(run_twice, case, name, device)) for case, name in runs]
+        steps = [(f"{name} on {device}, {case}", partial(run_twice, case, name, device)) for case, name in runs]
         return run_stage(steps, seconds)
     begin = time.monotonic()
-    stage: dict[str, Any] = {"done": 0, "left_out": [], "failures": [], "results": {}}
+
+    def outcome(future: "Future[str | None]") -> str | None:
+        try:
+            return future.result()
+        except BrokenExecutor as error:  # a process ended with all of its memory, as after a wrong access on the device
+            return f"{futures[future]}: {in_one_line(error)}"
+
     # a fork would inherit a device that has been used
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        futures = {pool.submit(run_parity, case, name, device): f"{name} {case}" for case, name in runs}
+        futures = {pool.submit(run_parity, case, name, device): f"{name} on {device}, {case}" for case, name in runs}
         try:
-            for future in as_completed(futures, seconds):
-                stage["done"] += 1
-                line = future.result()
-                if line is not None:
-                    stage["failures"].append(line)
+            for _ in as_completed(futures, seconds):
+                pass
         except OutOfTime:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stage["left_out"] = [name for future, name in futures.items() if future.cancelled()]
-    if stage["left_out"]:
-        # what was under way when the time was up has been finished
-        late = [future.result() for future in futures if not future.cancelled()]
-        stage["done"], stage["failures"] = len(late), [line for line in late if line is not None]
-    stage["seconds"] = time.monotonic() - begin
-    return stage
+            pool.shutdown(cancel_futures=True)  # what is under way is finished
+    lines = [outcome(future) for future in futures if not future.cancelled()]
+    return {
+        "done": len(lines),
+        "left_out": [name for future, name in futures.items() if future.cancelled()],
+        "failures": [line for line in lines if line is not None],
+        "results": {},
+        "seconds": time.monotonic() - begin,
+    }
 
 
 def exact_steps(names: Sequence[str], device: str) -> list[Step]:

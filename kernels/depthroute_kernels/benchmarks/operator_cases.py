@@ -223,9 +223,10 @@ def by_equations(case: OperatorCase, inputs: ReadInputs) -> list[Tensor]:
 
 
 def with_gradients(results: Sequence[Tensor], inputs: ReadInputs) -> dict[str, Tensor]:
-    """Results and the gradients of everything, by name."""
+    """Results and the gradients of everything, by name; zeros where none arrives."""
     grads = [grad.to(result.dtype) for grad, result in zip(inputs.grads, results)]
-    found = torch.autograd.grad(list(results), list(inputs.leaves.values()), grads)
+    leaves = list(inputs.leaves.values())
+    found = torch.autograd.grad(list(results), leaves, grads, allow_unused=True, materialize_grads=True)
     return {
         **{f"read {m}": result.detach() for m, result in enumerate(results)},
         **{f"gradient of {name}": gradient for name, gradient in zip(inputs.leaves, found)},
