@@ -229,9 +229,10 @@ def test_the_anchor_holds_for_any_write_gate_and_any_transport(routing, gates, p
 
 @pytest.mark.parametrize("gates", GATES)
 def test_dynamic_gates_start_as_static_ones(gates, graft, token_ids):
-    static = graft("dar")
+    # a gate of all tokens and a gate of each are fused in different ways by fast implementations
+    static = graft("dar", depth_backend="reference")
     randomize_routing(static)
-    model = graft("dar", dual_gates=gates)
+    model = graft("dar", dual_gates=gates, depth_backend="reference")
     missing = model.load_state_dict(static.state_dict(), strict=False).missing_keys
     assert bool(missing) == (gates == "dynamic") and all(name.endswith("gate_proj") for name in missing)
     assert torch.equal(model(token_ids).logits, static(token_ids).logits)
