@@ -5,6 +5,7 @@
 import importlib.util
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType
 
@@ -16,13 +17,14 @@ from typer.testing import CliRunner
 from depthroute.errors import CheckFailed, Refused
 from depthroute.modeling import depth_ops
 from depthroute_kernels import cpu
-from depthroute_kernels.benchmarks import OperatorSettings, run_operator_benchmark
-from depthroute_kernels.benchmarks.measure import copying, seconds
+from depthroute_kernels.benchmarks import OperatorSettings, operator_cases, run_operator_benchmark
+from depthroute_kernels.benchmarks.measure import copying, peak_bytes, seconds
 from depthroute_kernels.benchmarks.operator_cases import (
     FORMS,
     SCHEDULES,
     OperatorCase,
     by_equations,
+    in_float64,
     largest_difference,
     make_inputs,
     with_gradients,
@@ -49,8 +51,7 @@ def case_of(schedule="full", form="plain", sources=3, queries=1, width=16, dtype
 def test_our_reads_are_the_equations(name, schedule, form, dtype):
     case = case_of(schedule, form, 4, 1 if schedule == "full" else 3, dtype=dtype)
     inputs = make_inputs(case, 0)
-    exact = inputs.exact()
-    truth = with_gradients(by_equations(case, exact), exact)
+    truth = in_float64(case, inputs)
     found = with_gradients(own_read(name, case)(inputs), inputs)
     difference, wrong = largest_difference(found, truth, case)
     assert wrong is None and difference > 0
@@ -61,10 +62,9 @@ def test_triton_in_its_interpreter():
     pytest.importorskip("triton")
     case = case_of("block", "anchored", 2, 2)
     inputs = make_inputs(case, 0)
-    exact = inputs.exact()
     read = own_read("triton", case)
     assert callable(read), read
-    truth = with_gradients(by_equations(case, exact), exact)
+    truth = in_float64(case, inputs)
     assert largest_difference(with_gradients(read(inputs), inputs), truth, case)[1] is None
 
 
@@ -77,6 +77,19 @@ def test_the_equations_are_the_reference_s():
             sources = [*inputs.values, *inputs.partials[m - 1 : m]] if m else inputs.values
             expected = depth_ops.depth_read(sources, inputs.query[m], base=inputs.bases[m], anchored=True)
             torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_some_tokens_at_a_time(monkeypatch):
+    """Float64 needs no more memory for more tokens: in pieces of one, four and all six tokens the same comes out."""
+    case = case_of("block", "added", 3, 2)
+    inputs = make_inputs(case, 0)
+    whole = in_float64(case, inputs)
+    for numbers in (1, 4 * 2 * 4 * 16):
+        monkeypatch.setattr(operator_cases, "NUMBERS_AT_ONCE", numbers)
+        pieces = in_float64(case, inputs)
+        assert pieces.keys() == whole.keys() == with_gradients(by_equations(case, inputs), inputs).keys()
+        for name, tensor in whole.items():
+            torch.testing.assert_close(pieces[name], tensor, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,63 @@ def test_copying_moves_what_it_says():
     work = copying(1000, "cpu")
     assert work().untyped_storage().nbytes() == 1000
     assert seconds(work) > 0
+
+
+class FakeCuda:
+    """What `seconds` and `peak_bytes` ask torch.cuda for; the clock is that of the events alone."""
+
+    def __init__(self, patch):
+        self.log, self.clock, self.peak = [], 0.0, 0
+        for name in ("synchronize", "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "device"):
+            patch.setattr(torch.cuda, name, getattr(self, name))
+        patch.setattr(torch.cuda, "Event", lambda **options: FakeEvent(self))
+
+    def synchronize(self, device):
+        self.log.append("synchronize")
+
+    def memory_allocated(self, device):
+        return 1000
+
+    def max_memory_allocated(self, device):
+        return self.peak
+
+    def reset_peak_memory_stats(self, device):
+        self.log.append("reset")
+        self.peak = 1000
+
+    def device(self, device):
+        return nullcontext()
+
+
+class FakeEvent:
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def record(self):
+        self.cuda.log.append("record")
+        self.at = self.cuda.clock
+
+    def synchronize(self):
+        self.cuda.log.append("wait")
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+def test_time_and_memory_of_a_gpu(monkeypatch):
+    """Between two events, the second of which is waited for; the peak of this work alone."""
+    cuda = FakeCuda(monkeypatch)
+
+    def work():
+        cuda.log.append("work")
+        cuda.clock += 2.5
+        cuda.peak = 4096
+
+    assert seconds(work, "cuda") == 2.5
+    assert cuda.log == ["synchronize", "record", "work", "record", "wait"]
+    cuda.log.clear()
+    assert peak_bytes(work, "cuda:0") == 3096
+    assert cuda.log == ["synchronize", "reset", "work", "synchronize"]
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +231,7 @@ def test_our_wrong_read_is_not_measured(monkeypatch, what, change):
 def test_a_wrong_gradient_is_seen():
     case = case_of()
     inputs = make_inputs(case, 0)
-    exact = inputs.exact()
-    truth = with_gradients(by_equations(case, exact), exact)
+    truth = in_float64(case, inputs)
     found = with_gradients(by_equations(case, inputs), inputs)
     assert largest_difference(found, truth, case)[1] is None
     found["gradient of value 1"] = found["gradient of value 1"] * (1 + 1e-4)
@@ -300,8 +369,7 @@ def test_real_libraries(name):
     if name == "fla naive" and not isinstance(found, str):
         case = case_of("block", "plain", 3, 2)
         inputs = make_inputs(case, 0)
-        exact = inputs.exact()
-        truth = with_gradients(by_equations(case, exact), exact)
+        truth = in_float64(case, inputs)
         assert largest_difference(with_gradients(found(inputs), inputs), truth, case)[1] is None
     else:
         assert callable(found) or "it " in found

@@ -83,7 +83,7 @@ class Sizes:
 FULL = Sizes(
     cases=None,
     large=(33, 65536, 1024),
-    operator=OperatorSettings(width=1024, batch=8, tokens=4096, dtype="bfloat16", copy_mib=1024, warmup=5),
+    operator=OperatorSettings(width=1024, batch=8, tokens=4096, dtype="bfloat16", copy_mib=1024, repeats=10),
     models=BenchmarkSettings(
         layers=28,
         width=1024,

@@ -172,14 +172,16 @@ class ReadInputs(NamedTuple):
         named = {f"{name} {index}": tensor for name, tensors in lists.items() for index, tensor in enumerate(tensors)}
         return {**named, "query": self.query, "key_norm": self.key_norm}
 
-    def exact(self) -> "ReadInputs":
-        """The same in float64."""
+    def exact(self, tokens: slice) -> "ReadInputs":
+        """Some of the tokens, [n, D], once more in float64."""
 
-        def wide(tensors: Sequence[Tensor]) -> list[Tensor]:
-            return [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        def wide(tensors: Sequence[Tensor], gradients: bool = True) -> list[Tensor]:
+            return [t.detach().flatten(0, -2)[tokens].double().requires_grad_(gradients) for t in tensors]
 
-        query, key_norm = wide([self.query, self.key_norm])
-        return ReadInputs(wide(self.values), wide(self.partials), wide(self.bases), query, key_norm, wide(self.grads))
+        query, key_norm = (parameter.detach().double().requires_grad_() for parameter in (self.query, self.key_norm))
+        return ReadInputs(
+            wide(self.values), wide(self.partials), wide(self.bases), query, key_norm, wide(self.grads, gradients=False)
+        )
 
 
 def make_inputs(case: OperatorCase, seed: int) -> ReadInputs:
@@ -231,6 +233,32 @@ def with_gradients(results: Sequence[Tensor], inputs: ReadInputs) -> dict[str, T
         **{f"read {m}": result.detach() for m, result in enumerate(results)},
         **{f"gradient of {name}": gradient for name, gradient in zip(inputs.leaves, found)},
     }
+
+
+NUMBERS_AT_ONCE = 2**25
+"""In all stacks of sources of a case, while it is evaluated in float64."""
+
+
+OF_PARAMETERS = ("gradient of query", "gradient of key_norm")
+
+
+def in_float64(case: OperatorCase, inputs: ReadInputs) -> dict[str, Tensor]:
+    """`with_gradients` of the equations in float64, some tokens at a time: tokens do not see each other."""
+    count = case.batch * case.tokens
+    step = max(1, NUMBERS_AT_ONCE // (case.queries * (case.sources + 1) * case.width))
+    truth: dict[str, Tensor] = {}
+    for begin in range(0, count, step):
+        tokens = slice(begin, min(begin + step, count))
+        exact = inputs.exact(tokens)
+        for name, tensor in with_gradients(by_equations(case, exact), exact).items():
+            if name in OF_PARAMETERS:
+                truth[name] = truth[name] + tensor if name in truth else tensor
+            else:
+                if name not in truth:
+                    truth[name] = tensor.new_empty(count, case.width)
+                truth[name][tokens] = tensor
+    shape = (case.batch, case.tokens, case.width)
+    return {name: tensor if name in OF_PARAMETERS else tensor.view(shape) for name, tensor in truth.items()}
 
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}

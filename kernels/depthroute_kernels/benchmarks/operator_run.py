@@ -21,7 +21,7 @@ from .operator_cases import (
     OperatorSettings,
     Read,
     ReadInputs,
-    by_equations,
+    in_float64,
     largest_difference,
     make_inputs,
     with_gradients,
@@ -77,9 +77,7 @@ def run_case(case: OperatorCase, settings: OperatorSettings) -> dict[str, Any]:
         CheckFailed: one of our implementations differs.
     """
     inputs = make_inputs(case, settings.seed)
-    exact = inputs.exact()
-    truth = with_gradients(by_equations(case, exact), exact)
-    del exact
+    truth = in_float64(case, inputs)
     systems: dict[str, dict[str, Any]] = {}
     reads: dict[str, Read] = {}
     for name in settings.implementations:
