@@ -151,6 +151,13 @@ def test_settings_that_cannot_be_meant(values, line):
         CheckSettings(**values)
 
 
+def test_the_interpreter_is_not_asked_for_bfloat16(monkeypatch):
+    monkeypatch.setattr(BACKENDS["triton"], "unavailable", lambda *a: None)
+    reasons = {dtype: check.reason_against("triton", "cpu", dtype) for dtype in DTYPES}
+    assert [dtype for dtype, reason in reasons.items() if reason] == ["bfloat16"]
+    assert check.reason_against("triton", "cuda", "bfloat16") is None
+
+
 def test_device_that_is_meant(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert CheckSettings().chosen_device == "cuda"

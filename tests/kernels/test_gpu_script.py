@@ -75,7 +75,7 @@ def test_what_did_not_fit_is_named():
 
 
 def test_parity_in_processes():
-    runs = gpu.parity_runs(["cpu"], 2)
+    runs = gpu.parity_runs(["cpu"], "cpu", 2)
     stage = gpu.parity_stage([*runs, (runs[0][0], "no such name")], "cpu", 200, 2)
     (line,) = stage["failures"]
     assert line.startswith(f"no such name on cpu, {runs[0][0]}: ValueError: implementation: got 'no such name'")
@@ -86,7 +86,7 @@ def test_processes_stop_when_the_time_is_up(monkeypatch):
     """Threads in place of processes: what has begun is finished and counted, the rest is named."""
     monkeypatch.setattr(gpu, "ProcessPoolExecutor", lambda count, *rest: ThreadPoolExecutor(count))
     monkeypatch.setattr(gpu, "run_parity", lambda case, name, device: time.sleep(0.2))
-    runs = gpu.parity_runs(["cpu"], 6)
+    runs = gpu.parity_runs(["cpu"], "cpu", 6)
     stage = gpu.parity_stage(runs, "cpu", 0.05, 2)
     assert stage["done"] == 2 and stage["failures"] == []
     assert stage["left_out"] == [f"{name} on cpu, {case}" for case, name in runs[2:]]
@@ -98,7 +98,7 @@ def test_a_process_that_ends_is_a_failure(monkeypatch):
 
     monkeypatch.setattr(gpu, "ProcessPoolExecutor", lambda count, *rest: ThreadPoolExecutor(count))
     monkeypatch.setattr(gpu, "run_parity", broken)
-    runs = gpu.parity_runs(["cpu"], 1)
+    runs = gpu.parity_runs(["cpu"], "cpu", 1)
     stage = gpu.parity_stage(runs, "cpu", 100, 2)
     assert stage["failures"] == [f"{name} on cpu, {case}: BrokenExecutor: it ended" for case, name in runs]
 
@@ -164,7 +164,7 @@ def test_sizes_of_the_real_run():
     assert sum(SECONDS.values()) <= 9.5 * 60
     assert (FULL.models.batch, FULL.models.tokens, FULL.models.dtype) == (8, 4096, "bfloat16")
     assert FULL.cases is None and TINY.cases is not None
-    assert {dtype for case, _ in gpu.parity_runs(["cpu"], None) for dtype in [case.dtype]} == {
+    assert {dtype for case, _ in gpu.parity_runs(["cpu"], "cpu", None) for dtype in [case.dtype]} == {
         "float32",
         "bfloat16",
         "float16",

@@ -157,7 +157,7 @@ def implementations_here(device: str) -> tuple[dict[str, str], list[str]]:
     ]
 
 
-def parity_runs(names: Sequence[str], limit: int | None) -> list[tuple[Case, str]]:
+def parity_runs(names: Sequence[str], device: str, limit: int | None) -> list[tuple[Case, str]]:
     """Selected cases, each with every implementation that it is for; float64 is not among what GPUs train in."""
     cases = [case for case in pairwise_cases() if case.dtype != "float64"]
     if limit is not None:
@@ -167,6 +167,7 @@ def parity_runs(names: Sequence[str], limit: int | None) -> list[tuple[Case, str
         (case, name)
         for case in cases
         for name in ([*names] if isinstance(case, PartialCase) else ["reference", *names])
+        if reason_against(name, device, case.dtype) is None
     ]
 
 
@@ -324,7 +325,7 @@ def run_all(device: str, sizes: Sizes, seconds: dict[str, float], processes: int
         return lambda limit: run_stage(stage(*arguments), limit)
 
     stages: dict[str, Callable[[float], dict[str, Any]]] = {
-        "parity": lambda limit: parity_stage(parity_runs(names, sizes.cases), device, limit, processes),
+        "parity": lambda limit: parity_stage(parity_runs(names, device, sizes.cases), device, limit, processes),
         "exact": steps(exact_steps, names, device),
         "large": steps(large_steps, names, device, sizes.large),
         "operator": steps(operator_steps, replace(sizes.operator, device=device)),
