@@ -27,8 +27,8 @@ def read_few(
 ) -> list[PhaseOutput]:
     """A phase whose M reads are all complete. `prior_bias` [S] is given where the reads are anchored."""
     first, groups = inputs[0], len(inputs)
-    shape, dtype, count, reads = first.values[0].shape, first.queries.dtype, len(first.values), len(first.queries)
-    width = shape[-1]
+    shape, dtype, count = first.values[0].shape, first.queries.dtype, len(first.values)
+    reads, width = first.queries.shape
     values = torch.stack([value for one in inputs for value in one.values]).to(dtype)
     keys = values if first.keys is None else torch.stack([key for one in inputs for key in one.keys or ()]).to(dtype)
     queries = first.queries if groups == 1 else torch.stack([one.queries for one in inputs])
@@ -48,8 +48,6 @@ def read_few(
     if first.base is not None:
         mixes = torch.stack([one.base for one in inputs if one.base is not None]).unsqueeze(1) + mixes
         mixes = mixes.to(first.base.dtype)
-    per_read = (reads, count, *shape[:-1], heads)
-    return [
-        PhaseOutput(list(mix.unbind(0)), [], of_input.transpose(0, 1).reshape(per_read))
-        for mix, of_input in zip(mixes.unbind(0), logits.unbind(0))
-    ]
+    per_read = (groups, reads, count, *shape[:-1], heads)
+    of_reads = logits.transpose(1, 2).reshape(per_read).unbind()
+    return [PhaseOutput(list(mix.unbind()), [], of_read) for mix, of_read in zip(mixes.unbind(), of_reads)]

@@ -252,7 +252,7 @@ def phase(
     prior = prior_bias if anchored else None
     if anchored and prior_bias is None:
         prior = torch.zeros(len(inputs[0].values), dtype=inputs[0].queries.dtype)
-    partial = len(inputs[0].queries) - complete
+    partial = inputs[0].queries.shape[0] - complete
     if not partial and of_few_tokens(inputs[0].values[0]):
         return read_few(inputs, prior, gain, eps, num_heads)
     lists: dict[tuple[int, ...], Sequence[Tensor]] = {}  # what is in two inputs is stacked once

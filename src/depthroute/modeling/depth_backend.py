@@ -164,8 +164,10 @@ def choose_backend(config: Any, stream: Tensor) -> Any | None:
 
 def is_whole(module: nn.Module, device: torch.device) -> bool:
     """Whether a read's parameters are all here: not sharded, not offloaded, not another device's."""
-    # a shard is a subclass of Tensor, or empty while its module does not run
+    # a shard is a subclass of Tensor, or empty while its module does not run; a walk through modules takes its time
+    parameters = module.parameters() if module._modules else module._parameters.values()
     return all(
-        type(parameter) in (nn.Parameter, Tensor) and parameter.device == device and parameter.numel() > 0
-        for parameter in module.parameters()
+        parameter is None
+        or (type(parameter) in (nn.Parameter, Tensor) and parameter.device == device and parameter.shape.numel() > 0)
+        for parameter in parameters
     )

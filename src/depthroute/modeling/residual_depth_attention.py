@@ -315,14 +315,15 @@ class DepthAttentionResidual(Residual):
         if backend is None:
             options |= {"prior_bias": parameters.prior_bias, "base": base, "return_weights": True}
             return [depth_read(sources, query, bias=bias, **options) for query, bias in routes]
-        queries, biases = zip(*routes)
-        bias = None if biases[0] is None else torch.stack(biases)
-        inputs = [PhaseInput(sources, torch.stack(queries), bias=bias, base=base)]
+        (query, bias), *others = routes
+        queries, bias = query.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+        if others:
+            queries = torch.stack([query for query, _ in routes])
+            bias = None if bias is None else torch.stack([bias for _, bias in routes if bias is not None])
+        inputs = [PhaseInput(sources, queries, bias=bias, base=base)]
         (phase,) = backend.phase(inputs, complete=len(routes), prior_bias=parameters.prior_bias, **options)
-        return [
-            (x.to(sources[0].dtype), self.weights(logits) if weigh else None)
-            for x, logits in zip(phase.complete, phase.logits)
-        ]
+        weights = [self.weights(logits) for logits in phase.logits] if weigh else [None] * len(routes)
+        return [(x.to(sources[0].dtype), weight) for x, weight in zip(phase.complete, weights)]
 
     def weights(self, logits: Tensor) -> Tensor:
         """p [S, B, T(, H)] of logits [S, B, T, H]."""
