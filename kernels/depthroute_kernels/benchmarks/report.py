@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a model benchmark as a table and as a figure."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def _ratio(ratio: Any) -> str:
     if isinstance(ratio, dict):
         return f"{ratio['median']:.2f}\n{ratio['q1']:.2f}–{ratio['q3']:.2f}"
     return f"{ratio:.2f}"
+
+
+def markdown_table(result: dict[str, Any], keys: Sequence[str]) -> str:
+    """Median ratios to stock Qwen3 of the measures `keys`, by system, as `kernels/README.md` shows them."""
+    labels = {**MEASURES, **CHECKPOINTED}
+    lines = ["| preset | " + " | ".join(labels[key] for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
+    for name, system in result["systems"].items():
+        if name != "qwen3":
+            ratios = [system[key]["ratio"] for key in keys]
+            cells = [f"{ratio['median'] if isinstance(ratio, dict) else ratio:.2f}" for ratio in ratios]
+            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def check_plot_file(file: Path | None) -> None:
