@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from depthroute.modeling import depth_ops
 
@@ -30,14 +31,23 @@ def backend_for(name: str, device: torch.device, dtype: torch.dtype, field: str 
     """The implementation that a model's reads use, or None: the reference.
 
     Args:
-        name: "auto": the first of `BACKENDS` that can run, else the reference; or the name of one.
+        name: "auto": the first of `BACKENDS` that can run, else the reference; or the name of one. "cpu" is the reference where
+            torch.compile, torch.func or forward-mode differentiation have to follow it.
         device, dtype: of the sources.
         field: what the caller's user has set to `name`, for the message.
 
     Raises:
         ValueError: one is asked for by name and cannot run here.
     """
-    return BACKENDS.get(_choose(name, device.type, dtype, field, torch.compiler.is_compiling()))
+    compiling = torch.compiler.is_compiling()
+    if not compiling and name in ("auto", "cpu") and is_transformed():
+        return None
+    return BACKENDS.get(_choose(name, device.type, dtype, field, compiling))
+
+
+def is_transformed() -> bool:
+    """Whether torch.func's transforms or forward-mode differentiation are under way, which only the reference follows."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result
@@ -52,7 +62,9 @@ def _choose_once(name: str, device: str, dtype: torch.dtype, field: str, compili
     candidates = automatic if name == "auto" else [name]
     reasons = {key: BACKENDS[key].unavailable(torch.device(device), dtype, compiling) for key in candidates}
     chosen = next((key for key, reason in reasons.items() if reason is None), "reference")
-    if chosen == "reference" and name != "auto":
+    # the compiler fuses the reference and cannot see into the path for a CPU
+    traced = name == "cpu" and device == "cpu" and compiling
+    if chosen == "reference" and name != "auto" and not traced:
         raise ValueError(f"{field}: got {name!r}, allowed: 'auto' or 'reference' here; {reasons[name]}")
     logger.info("depth reads on %s in %s%s: %s", device, dtype, " under torch.compile" if compiling else "", chosen)
     return chosen

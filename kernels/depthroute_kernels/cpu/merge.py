@@ -139,7 +139,7 @@ class MergeFunction(torch.autograd.Function):
         def row(tensor: Tensor) -> Tensor:
             return tensor.reshape(-1, width).to(dtype)
 
-        zeros = torch.zeros((), dtype=dtype).expand(shape)
+        zeros = normalised.new_zeros(()).expand(shape)
         grads = [row(zeros if gradient is None else gradient) for gradient in gradients[:reads]]
         rows = [row(source) for source in sources]
         values, keys = rows[: reads * count], rows[reads * count :]

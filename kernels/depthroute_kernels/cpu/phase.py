@@ -26,7 +26,7 @@ def stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """[S, n, D] in `dtype`, contiguous."""
     if tensors[0].dtype == dtype:
         return torch.stack(tuple(tensors)).view(len(tensors), -1, tensors[0].shape[-1])
-    stack = torch.empty(len(tensors), *tensors[0].shape, dtype=dtype)
+    stack = tensors[0].new_empty((len(tensors), *tensors[0].shape), dtype=dtype)
     for row, tensor in zip(stack, tensors):
         row.copy_(tensor)
     return stack.view(len(tensors), -1, tensors[0].shape[-1])
@@ -126,7 +126,7 @@ class PhaseFunction(torch.autograd.Function):
             if base is None:
                 outputs += [mix.contiguous().view(shape) for mix in mixes[:complete]]
             else:
-                outputs += [(base + mix.reshape(shape)).to(base.dtype) for mix in mixes[:complete]]
+                outputs += [(base + mix.reshape(shape)).to(sources[value * count].dtype) for mix in mixes[:complete]]
             outputs += [mix.reshape(shape) for mix in mixes[complete:reads]]
             outputs += [of_tokens(z) for z in sums[:, complete:].unbind(1)]
             if initial and partial:
@@ -160,7 +160,7 @@ class PhaseFunction(torch.autograd.Function):
         has_total = prior is not None and partial > 0
         stacks = [stacked(sources[start : start + count], dtype) for start in range(0, len(sources), count)]
         tokens = stacks[0].shape[1]
-        zeros = torch.zeros((), dtype=dtype).expand(shape)
+        zeros = stacks[0].new_zeros(()).expand(shape)
 
         results: list[Tensor | None] = []
         source_gradients = [torch.empty_like(stack) for stack in stacks]
@@ -251,7 +251,7 @@ def phase(
     """
     prior = prior_bias if anchored else None
     if anchored and prior_bias is None:
-        prior = torch.zeros(len(inputs[0].values), dtype=inputs[0].queries.dtype)
+        prior = inputs[0].queries.new_zeros(len(inputs[0].values))
     partial = inputs[0].queries.shape[0] - complete
     if not partial and of_few_tokens(inputs[0].values[0]):
         return read_few(inputs, prior, gain, eps, num_heads)

@@ -200,7 +200,8 @@ class DepthRouteConfig(Qwen3Config):
         dual_write_asymmetry: in (0, 1): write gates start at 1 ± this.
         hyper_num_streams: mHC's n ≥ 2.
         depth_backend: what computes depth reads: "reference"; "cpu" or "triton" of the package `depthroute_kernels`, which
-            refuse where they cannot run; or "auto", the fastest of them that can.
+            refuse where they cannot run; or "auto", the fastest of them that can. Under torch.compile "cpu" is the reference,
+            which the compiler fuses.
         qk_norm: False hosts backbones without query and key norms (Llama-style).
         num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own;
             `router_aux_loss_coef` is 0.001 unless given, and 0 for a dense model.

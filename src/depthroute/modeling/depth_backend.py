@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 class PhaseInput(NamedTuple):
@@ -160,6 +161,11 @@ def choose_backend(config: Any, stream: Tensor) -> Any | None:
             f"depth_backend: got {name!r}, allowed: 'auto' or 'reference' where depthroute_kernels is not installed"
         ) from error
     return backend_for(name, stream.device, stream.dtype)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something looks at, and may change, what goes into a module or comes out of it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())
 
 
 def is_whole(module: nn.Module, device: torch.device) -> bool:

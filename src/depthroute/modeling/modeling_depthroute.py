@@ -49,7 +49,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_depthroute import DepthRouteConfig
-from .depth_backend import is_whole
+from .depth_backend import has_hooks, is_whole
 from .residual_base import Residual, ResidualState, RoutingRecord, RoutingWeights
 from .residual_baselines import HyperConnectionResidual, HyperRead, ScaledResidual
 from .residual_depth_attention import DepthAttentionResidual, DepthRead
@@ -331,7 +331,8 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
 
     def _prepare_group(self, state: ResidualState, first: int) -> dict[int, Any] | None:
         """The reads of the layers from `first` on, prepared at once; None where each layer has to see to its own: under
-        checkpointing, which runs a layer again, and where layers are wrapped, or parameters sharded or offloaded."""
+        checkpointing, which runs a layer again, where layers are wrapped, or parameters sharded or offloaded, and where hooks
+        may change what a layer is given or gives."""
         if not self.residual.can_prepare(state):
             return {}
         layers = self.layers[first : first + self.residual.layers_per_group]
@@ -339,10 +340,13 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
         for layer in layers:
             if not isinstance(layer, DepthRouteDecoderLayer) or (layer.gradient_checkpointing and layer.training):
                 return None
+            if has_hooks(layer):
+                return None
             modules |= layer.reads()
         device = state.stream.device
-        if not all(is_whole(module, device) for module in modules.values() if isinstance(module, nn.Module)):
-            return None
+        for module in modules.values():
+            if isinstance(module, nn.Module) and (has_hooks(module) or not is_whole(module, device)):
+                return None
         return self.residual.prepare(state, modules)
 
     def _attention_masks(self, attention_mask: Any, embeds: Tensor, cache: Any, position_ids: Tensor) -> dict[str, Any]:

@@ -355,8 +355,12 @@ class DepthAttentionResidual(Residual):
                 summands=summands,
             )
             prior_bias = None if parameters.prior_bias is None else parameters.prior_bias[count:]
-            (merged,) = prepared.backend.merge([one], prior_bias=prior_bias, gain=self.gains[s], **self.options)
-            x = merged.x
+            # under autocast updates are narrower than the embedding, whose dtype a read has
+            cast = private[0].dtype == sources[0].dtype
+            (merged,) = prepared.backend.merge(
+                [one], prior_bias=prior_bias, gain=self.gains[s], cast=cast, **self.options
+            )
+            x = merged.x.to(sources[0].dtype)
             if weigh:
                 logits = torch.cat([logits, merged.logits])
         return x, self.weights(logits) if weigh else None
