@@ -44,8 +44,8 @@ def one_by_one(routed):
 
 @pytest.mark.parametrize("batch_size", [3, "auto"])
 def test_batch_size_changes_nothing(routed, one_by_one, batch_size):
-    # padding must not leak; what is left is float32 in another order, 3e-5 here, in sums of about -250
-    assert log_likelihoods(routed, batch_size) == pytest.approx(one_by_one, rel=0, abs=1e-4)
+    # padding must not leak; what is left is float32 in another order: some units in the last place (6e-8) of each sum
+    assert log_likelihoods(routed, batch_size) == pytest.approx(one_by_one, rel=5e-7, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -79,4 +79,4 @@ def test_a_converted_sparse_model_scores_as_its_base(fused, tmp_path):
         loaded.from_pretrained(tmp_path / name).eval()
         for loaded, name in ((Qwen3MoeForCausalLM, "base"), (DepthRouteForCausalLM, "dar"))
     )
-    assert log_likelihoods(ours, 3) == pytest.approx(log_likelihoods(stock, 3), rel=0, abs=1e-4)
+    assert log_likelihoods(ours, 3) == pytest.approx(log_likelihoods(stock, 3), rel=5e-7, abs=1e-4)

@@ -66,6 +66,7 @@ def test_lm_eval_runs_the_code_in_the_folder(stock, graft, tmp_path):
         (file,) = (tmp_path / "results" / version).rglob("results_*.json")
         scores = json.loads(file.read_text())["results"][task]
         here = evaluate(model, task, 2, 3, tokenizer=character_tokenizer(), bootstrap_iters=0)["results"][task]
-        # the same arithmetic, in a process of its own
-        assert scores["bits_per_byte,none"] == pytest.approx(here["bits_per_byte,none"], rel=1e-6)
+        # in a process of its own, where the folder's own code computes reads by the reference and not in two phases: float32
+        # in another order, through some layers
+        assert scores["bits_per_byte,none"] == pytest.approx(here["bits_per_byte,none"], rel=1e-5)
         assert abs(scores["bits_per_byte,none"] - base["bits_per_byte,none"]) > 0.01

@@ -17,7 +17,8 @@ import depthroute
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"depthroute": "src", "depthroute_kernels": "kernels", "depthroute_conversion": "conversion"}
 PINNED = re.compile(
-    r"[a-z0-9-]+==[A-Za-z0-9.!-]+( ; python_version (<|>=) \"3\.\d+\"( and python_version < \"3\.\d+\")?)?"
+    r"[a-z0-9-]+==[A-Za-z0-9.!-]+"
+    r"( ; (sys_platform == \"linux\"|python_version (<|>=) \"3\.\d+\"( and python_version < \"3\.\d+\")?))?"
 )
 
 
