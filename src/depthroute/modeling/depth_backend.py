@@ -35,6 +35,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 
+_RECORDING = "transformers.utils.output_capturing"
+
+
 class PhaseInput(NamedTuple):
     """M queries and the S sources that all of them see. The inputs of one call agree in S, M, D and dtype.
 
@@ -165,7 +168,9 @@ def choose_backend(config: Any, stream: Tensor) -> Any | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something looks at, and may change, what goes into a module or comes out of it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())
+    # transformers leaves behind hooks that only record, once hidden states or attentions were asked for
+    hooks = [hook for hook in module._forward_hooks.values() if getattr(hook, "__module__", "") != _RECORDING]
+    return bool(hooks or module._forward_pre_hooks or _has_any_global_hook())
 
 
 def is_whole(module: nn.Module, device: torch.device) -> bool:
