@@ -165,7 +165,7 @@ def test_every_backend_is_a_system():
         "mhc": ("mhc", ""),
     }
     systems = result["systems"]
-    assert 0 < systems["delta"]["largest_backend_difference"] < 1e-9
+    assert 0 < systems["delta"]["largest_backend_difference"] < 1e-6
     assert systems["delta (reference)"]["largest_backend_difference"] == 0
     # the same weights and the same routing
     cases = build_cases(replace(SMALL, presets=("delta",), backend=("auto", "reference")))
@@ -330,7 +330,6 @@ def test_a_figure_that_could_not_be_written(tmp_path):
 TIMED = ("train_step", "forward", "decode_token", "saved_bytes")
 RESULTS = {
     "cpu-12-layers.json": TIMED,
-    "cpu-24-layers.json": TIMED,
     "cpu-checkpointing.json": ("train_step_checkpointed", "peak_bytes_checkpointed", "peak_bytes"),
 }
 """Committed results, and what of each `kernels/README.md` shows."""
