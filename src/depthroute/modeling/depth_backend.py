@@ -139,7 +139,8 @@ class MergeOutput(NamedTuple):
 
 
 def choose_backend(config: Any, stream: Tensor) -> Any | None:
-    """What computes depth reads: a module with the functions `phase`, `merge` and `phases_pay`, or None for the reference.
+    """What computes depth reads: a module with the functions `phase`, `merge`, `phases_pay`, `combine` and `write_streams`, or
+    None for the reference.
 
     Args:
         config: `depth_backend` names it.
