@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
+from depthroute import PRESETS, DepthRouteConfig, DepthRouteModel, DepthRoutePreTrainedModel
 from depthroute.errors import CheckFailed, Refused, one_line
 from depthroute.modeling.configuration_depthroute import nearest_names
 from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
@@ -83,7 +83,7 @@ def convert(
     check_apart(opened.path, target)
     config = build_config(opened, preset, block_size, anchored, num_heads, settings)
     config.dtype = out_dtype or opened.dtype()
-    model = meta_model(config)
+    model = meta_model(config, opened.architecture.ours)
     plan = plan_keys(
         opened.label,
         opened.shapes(),
@@ -157,7 +157,7 @@ def _write(
     source: Source,
     folder: Path,
     config: DepthRouteConfig,
-    model: DepthRouteForCausalLM,
+    model: DepthRoutePreTrainedModel,
     plan: KeyPlan,
     cast_to: torch.dtype | None,
     step: Step,
@@ -176,6 +176,7 @@ def _write(
     kept = source.copy_side_files(folder)
     reads = [read_name(config, s) for s in range(read_count(config))]
     live = {read_name(config, s) for s in live_reads(config)}
+    prefix = "" if isinstance(model, DepthRouteModel) else "model."
     return ConversionReport(
         source=source.label,
         out=str(folder),
@@ -187,7 +188,7 @@ def _write(
         added_tensors=len(added),
         added_parameters=sum(tensor.numel() for tensor in added.values()),
         live_reads=len(live),
-        inert_reads=[f"model.{name}" for name in reads if name not in live],
+        inert_reads=[f"{prefix}{name}" for name in reads if name not in live],
         kept_files=kept,
     )
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tensor of a source becomes which tensor of ours: rules as data, each with an inverse.
 
-Our names are Qwen3's and Qwen3-MoE's, and Llama's are the same, so none needs renames: a conversion copies every tensor
-under its own name and adds those of the routing. A backbone with other names is one more row of `KEY_RULES`.
+Our names are Qwen3's and Qwen3-MoE's, and those of the other backbones are the same, so that a conversion copies every tensor
+under its own name and adds those of the routing. Prefixes that were saved otherwise are renamed (`Architecture.rules`).
 """
 
 import re
@@ -80,17 +80,6 @@ class KeyRules:
     def is_derived(self, key: str) -> bool:
         """Whether a source's key is no weight."""
         return any(re.fullmatch(pattern, key) for pattern in self.derived)
-
-
-# checkpoints of old releases hold one copy of the rotary frequencies per layer
-_ROTARY = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-
-KEY_RULES: dict[str, KeyRules] = {
-    "qwen3": KeyRules(derived=(_ROTARY,)),
-    "qwen3_moe": KeyRules(derived=(_ROTARY,)),
-    "llama": KeyRules(derived=(_ROTARY,)),
-}
-"""By the source's model type."""
 
 
 @dataclass(frozen=True)

@@ -5,43 +5,28 @@
 Opening a source checks all that can be known without reading its weights. No code of a source is ever run.
 """
 
-import json
 import shutil
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3ForCausalLM,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from depthroute.errors import Refused, one_line
 from depthroute.files import download, is_hub_id
-from depthroute.modeling.configuration_depthroute import HOSTED_MODEL_TYPES, read_backbone_config
 
-from .keys import KEY_RULES, KeyRules
+from .architectures import ARCHITECTURES, Architecture, choose_architecture, language_models
+from .keys import KeyRules
+from .source_config import read_stock_config
 from .tokenizer import copy_tokenizer
-from .weights import PICKLES, StoredTensor, read_headers, read_tensors
+from .weights import PICKLES, StoredTensor, read_headers, read_tensor
 
-
-STOCK_CLASSES: dict[str, type[PreTrainedModel]] = {
-    "qwen3": Qwen3ForCausalLM,
-    "qwen3_moe": Qwen3MoeForCausalLM,
-    "llama": LlamaForCausalLM,
-}
-"""By model type: the class whose logits a conversion must keep."""
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "NOTICE*"]
 _LEGAL = ("LICENSE*", "NOTICE*")
@@ -55,33 +40,59 @@ class Source(ABC):
         hub_id: its hub id, where it has one.
         path: the folder or file on this machine.
         config: its configuration, of a hosted model type.
+        architecture: its class, and which of ours takes its place.
+        decisions: what was decided about it that its configuration does not say, one line each.
     """
 
     label: str
     hub_id: str | None = None
     path: Path
     config: PreTrainedConfig
+    architecture: Architecture
+    decisions: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def rules(self) -> KeyRules:
         """How its keys are named."""
-        return KEY_RULES[self.config.model_type]
+        return self.architecture.rules(self.shapes())
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor, by the source's keys."""
+        """The shape of every tensor, by the source's keys, which are those of its stock class."""
 
     @abstractmethod
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of every tensor, as `read` gives it."""
+
     def dtype(self) -> torch.dtype:
         """The type that a model of these tensors has: theirs, or the configuration's where they are of several."""
+        rules = self.rules
+        types = Counter(dtype for key, dtype in self.dtypes().items() if not rules.is_derived(key))
+        if len(types) == 1:
+            return next(iter(types))
+        return self.config.dtype or types.most_common(1)[0][0]
 
     @abstractmethod
+    def read(self, key: str) -> Tensor:
+        """One tensor; no other is kept in memory."""
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor with the source's key."""
+        """Every tensor with the source's key, read when it is asked for."""
+        for key in self.shapes():
+            yield key, self.read(key)
 
     @abstractmethod
+    def is_verbatim(self, key: str) -> bool:
+        """Whether the bytes that `read` gives are the bytes that the source stores: what a way back needs."""
+
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The source in transformers' own class, cast to `dtype`, ready to compute logits."""
+        """The source in transformers' own class, cast to `dtype`, ready to compute. The whole of it is in memory."""
+        stock = self.architecture.stock
+        # with no name given, `from_pretrained` only fills the model with these tensors
+        model = stock.from_pretrained(
+            None, config=self.config, state_dict=dict(self.tensors()), dtype=dtype, attn_implementation="sdpa"
+        )
+        return model.eval()
 
     @abstractmethod
     def copy_side_files(self, out: Path) -> list[str]:
@@ -95,23 +106,25 @@ class FolderSource(Source):
     path: Path
     label: str
     config: PreTrainedConfig
+    architecture: Architecture
     stored: Mapping[str, StoredTensor]
     hub_id: str | None = None
+    decisions: tuple[str, ...] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {key: item.shape for key, item in self.stored.items()}
 
-    def dtype(self) -> torch.dtype:
-        types = Counter(item.dtype for key, item in self.stored.items() if not self.rules.is_derived(key))
-        if len(types) == 1:
-            return next(iter(types))
-        return self.config.dtype or types.most_common(1)[0][0]
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {key: item.dtype for key, item in self.stored.items()}
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return read_tensors(dict(self.stored))
+    def read(self, key: str) -> Tensor:
+        return read_tensor(key, self.stored[key])
+
+    def is_verbatim(self, key: str) -> bool:
+        return True
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
-        stock = STOCK_CLASSES[self.config.model_type]
+        stock = self.architecture.stock
         return stock.from_pretrained(self.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True).eval()
 
     def copy_side_files(self, out: Path) -> list[str]:
@@ -131,27 +144,21 @@ class GgufSource(Source):
         self.label = path.name
         self._model = _load_gguf(path)
         self.config = self._model.config
+        self.architecture = ARCHITECTURES[type(self._model).__name__]
         # what the weights were quantized with is no property of the dequantized model
         del self.config.quantization_config
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {key: tuple(tensor.shape) for key, tensor in self._model.state_dict().items()}
 
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {key: tensor.dtype for key, tensor in self._model.state_dict().items()}
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.state_dict().items()
+    def read(self, key: str) -> Tensor:
+        return self._model.state_dict()[key]
 
-    def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
-        # a plain model: the loaded one still takes itself for a quantized one
-        return (
-            type(self._model)
-            .from_pretrained(
-                None, config=self.config, state_dict=self._model.state_dict(), dtype=dtype, attn_implementation="sdpa"
-            )
-            .eval()
-        )
+    def is_verbatim(self, key: str) -> bool:
+        return False
 
     def copy_side_files(self, out: Path) -> list[str]:
         before = set(out.iterdir())
@@ -193,8 +200,11 @@ def _open_file(path: Path) -> Source:
 
 
 def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> FolderSource:
-    config = read_stock_config(folder)
-    return FolderSource(folder, label, config, read_headers(folder), hub_id)
+    config, declared = read_stock_config(folder)
+    stored = read_headers(folder)
+    architecture, decision = choose_architecture(config.model_type, declared, stored)
+    decisions = () if decision is None else (decision,)
+    return FolderSource(folder, label, config, architecture, stored, hub_id, decisions)
 
 
 def _open_hub(hub_id: str) -> FolderSource:
@@ -205,55 +215,6 @@ def _open_hub(hub_id: str) -> FolderSource:
 
 def _download(hub_id: str, patterns: list[str]) -> Path:
     return download(hub_id, patterns, "source", "a model folder, a .gguf file")
-
-
-def read_stock_config(folder: Path) -> PreTrainedConfig:
-    """The configuration of an unquantized Qwen3, Qwen3-MoE or Llama causal language model.
-
-    Raises:
-        Refused: `config.json` is missing, unreadable or out of range; another architecture; quantized weights, named by
-            their method.
-    """
-    path = folder / "config.json"
-    if not path.is_file() and (folder / "adapter_config.json").is_file():
-        raise Refused(
-            f"{path}: missing, the folder holds a PEFT adapter; allowed: a whole model (merge the adapter first)"
-        )
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path}: {type(error).__name__}, allowed: a readable model configuration") from error
-    if not isinstance(entries, dict):
-        raise Refused(f"{path}: got a {type(entries).__name__}, allowed: a model configuration")
-    _check_architecture(path, entries)
-    if entries.get("quantization_config") is not None:
-        method = _quantization_method(entries["quantization_config"])
-        raise Refused(f"{path}: quantization_config: got {method!r}, allowed: unquantized weights")
-    try:
-        return read_backbone_config(folder)
-    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
-        raise Refused(f"{path}: {one_line(error)}") from error
-
-
-def _check_architecture(path: Path, entries: dict) -> None:
-    names = [stock.__name__ for stock in STOCK_CLASSES.values()]
-    given = entries.get("architectures") or []
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise Refused(f"{path}: architectures: got {given!r}, allowed: a list of one of {', '.join(names)}")
-    model_type = entries.get("model_type")
-    if model_type == "depthroute":
-        raise Refused(f"{path}: model_type: got 'depthroute', already converted; allowed: a stock {' or '.join(names)}")
-    if model_type not in HOSTED_MODEL_TYPES or not set(given) <= {STOCK_CLASSES[model_type].__name__}:
-        shown = ", ".join(map(str, given)) or "none"
-        raise Refused(f"{path}: architectures: got {shown} (model_type {model_type!r}), allowed: {' or '.join(names)}")
-
-
-def _quantization_method(settings: object) -> str:
-    if not isinstance(settings, dict):
-        return str(settings)
-    if any(settings.get(name) for name in ("load_in_8bit", "load_in_4bit")):
-        return "bitsandbytes"
-    return str(settings.get("quant_method", "unnamed"))
 
 
 def _load_gguf(path: Path) -> PreTrainedModel:
@@ -268,8 +229,6 @@ def _load_gguf(path: Path) -> PreTrainedModel:
         raise Refused(f"{path}: reading .gguf files needs the package gguf: {one_line(error)}") from error
     except (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct.error) as error:
         raise Refused(f"{path}: transformers cannot load it: {type(error).__name__}: {one_line(error)}") from error
-    stock = STOCK_CLASSES.get(model.config.model_type)
-    if type(model) is not stock:
-        names = " or ".join(item.__name__ for item in STOCK_CLASSES.values())
-        raise Refused(f"{path}: architectures: got {type(model).__name__}, allowed: {names}")
+    if type(model).__name__ not in ARCHITECTURES:
+        raise Refused(f"{path}: architectures: got {type(model).__name__}, allowed: {language_models()}")
     return model

@@ -13,12 +13,13 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from depthroute import DepthRouteConfig, DepthRouteForCausalLM
+from depthroute import DepthRouteConfig, DepthRouteModel, DepthRoutePreTrainedModel
 from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import read_backbone_config
 from depthroute.modeling.modeling_depthroute import RESIDUALS
 from depthroute.modeling.residual_standard import StandardResidual
 
+from .architectures import Architecture
 from .experts import apart
 from .keys import KeyRules, plan_keys
 from .progress import Step, announce, steps
@@ -68,7 +69,8 @@ def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
     """`verify` on an opened source; takes `VERIFY_STEPS` steps."""
     config = _read_config(folder)
     stored = read_headers(folder)
-    shapes, routing = model_shapes(config)
+    architecture = source.architecture
+    shapes, routing = model_shapes(config, architecture.ours)
     tied = bool(config.tie_word_embeddings)
     written = {key: item.shape for key, item in stored.items()}
     # every key, those of the routing too: loading would start missing ones afresh, which must not pass for a conversion
@@ -82,21 +84,19 @@ def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
 
     step(f"computing logits of {source.label}")
     stock = align_weights(source.load_stock(dtype))
-    expected = logits(stock, probes)
+    expected = outputs(architecture, stock, probes)
     del stock
     gc.collect()
 
     step("loading the converted folder")
-    model = DepthRouteForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-    )
+    model = architecture.ours.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
     align_weights(model.eval())
     trained = moved_routing(model)
     step("computing its logits")
-    got = logits(model, probes)
+    got = outputs(architecture, model, probes)
     step("negative control")
     perturbed = perturb(model)
-    control = logits(model, probes)
+    control = outputs(architecture, model, probes)
 
     return VerificationReport(
         source=source.label,
@@ -134,7 +134,7 @@ def promises_equality(config: DepthRouteConfig) -> bool:
     return residual.starts_exactly and (config.depth_anchored or residual is StandardResidual)
 
 
-def meta_model(config: DepthRouteConfig) -> DepthRouteForCausalLM:
+def meta_model(config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]) -> DepthRoutePreTrainedModel:
     """The model without memory for its parameters.
 
     Raises:
@@ -143,7 +143,7 @@ def meta_model(config: DepthRouteConfig) -> DepthRouteForCausalLM:
     """
     try:
         with torch.device("meta"):
-            return DepthRouteForCausalLM(config)
+            return ours(config)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         looked_at = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
         values = ", ".join(f"{name} = {getattr(config, name, None)}" for name in looked_at)
@@ -153,13 +153,15 @@ def meta_model(config: DepthRouteConfig) -> DepthRouteForCausalLM:
         ) from error
 
 
-def model_shapes(config: DepthRouteConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def model_shapes(
+    config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The shape of every tensor of the model by key, and the keys of its routing."""
-    model = meta_model(config)
+    model = meta_model(config, ours)
     return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}, list(model.routing_parameters())
 
 
-def initial_routing(model: DepthRouteForCausalLM, dtype: torch.dtype) -> dict[str, Tensor]:
+def initial_routing(model: DepthRoutePreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """The routing parameters' initial values, by key, as `_init_weights` sets them. `model` is on the meta device, and only
     these are given memory."""
     owners = {}
@@ -172,9 +174,9 @@ def initial_routing(model: DepthRouteForCausalLM, dtype: torch.dtype) -> dict[st
     return {key: parameter.detach() for key, parameter in model.routing_parameters().items()}
 
 
-def moved_routing(model: DepthRouteForCausalLM) -> list[str]:
+def moved_routing(model: DepthRoutePreTrainedModel) -> list[str]:
     """The routing parameters that are not at the values of a freshly initialised model of the same configuration."""
-    initial = initial_routing(meta_model(model.config), model.dtype)
+    initial = initial_routing(meta_model(model.config, type(model)), model.dtype)
     return [key for key, value in model.routing_parameters().items() if not torch.equal(value, initial[key])]
 
 
@@ -212,10 +214,9 @@ def align_weights(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
-def logits(model: PreTrainedModel, probes: list[Tensor]) -> list[Tensor]:
-    """Logits [B, T, vocabulary] of the last `COMPARED` positions, for each probe."""
-    return [model(input_ids=ids, use_cache=False, logits_to_keep=COMPARED).logits for ids in probes]
+def outputs(architecture: Architecture, model: PreTrainedModel, probes: list[Tensor]) -> list[Tensor]:
+    """What must be equal, for each probe: `Architecture.evaluate` of the last `COMPARED` positions."""
+    return [architecture.evaluate(model, ids, COMPARED) for ids in probes]
 
 
 def max_difference(expected: list[Tensor], got: list[Tensor]) -> float:
@@ -225,13 +226,14 @@ def max_difference(expected: list[Tensor], got: list[Tensor]) -> float:
 
 
 @torch.no_grad()
-def perturb(model: DepthRouteForCausalLM) -> str:
+def perturb(model: DepthRoutePreTrainedModel) -> str:
     """The negative control: add noise of unit variance to the last layer's `CONTROLS` (the final read's, where no layer has
     any), and return its name. Where there is no routing (`standard`), add 10 to one weight of the last layer's attention."""
     routing = model.routing_parameters()
     names = [key for leaf in CONTROLS for key in routing if key.rpartition(".")[2] == leaf]
     if not names:
-        name = f"model.layers.{model.config.num_hidden_layers - 1}.self_attn.o_proj.weight"
+        prefix = "" if isinstance(model, DepthRouteModel) else "model."
+        name = f"{prefix}layers.{model.config.num_hidden_layers - 1}.self_attn.o_proj.weight"
         model.get_parameter(name)[0, 0] += 10
         return name
     # mHC's final gates only scale streams that are equal at the start, which the final norm undoes

@@ -3,7 +3,7 @@
 """What a folder's safetensors files hold, checked by their headers before a tensor is read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,12 @@ class StoredTensor:
     dtype: torch.dtype
 
 
-def read_headers(folder: Path) -> dict[str, StoredTensor]:
+def read_headers(folder: Path, dtypes: Mapping[str, torch.dtype] = DTYPES) -> dict[str, StoredTensor]:
     """The tensors of a model folder, by key.
+
+    Args:
+        folder: the model folder.
+        dtypes: the tensor types that it may hold, by their names in headers.
 
     Raises:
         Refused: no safetensors weights (pickle formats are named), an unreadable index, a missing shard, a truncated file, a
@@ -43,10 +47,10 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """
     files = _weight_files(folder)
     if isinstance(files, Path):
-        return _read_header(files)
+        return _read_header(files, dtypes)
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(files.values())):
-        held = _read_header(folder / shard)
+        held = _read_header(folder / shard, dtypes)
         named = {key for key, file in files.items() if file == shard}
         if absent := sorted(named - set(held)):
             raise Refused(f"{folder / shard}: {INDEX} names {len(absent)} keys that it does not hold: {listed(absent)}")
@@ -86,16 +90,16 @@ def _weight_files(folder: Path) -> Path | dict[str, str]:
     return named
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
+def _read_header(file: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, StoredTensor]:
     stored = {}
     try:
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():
                 header = tensors.get_slice(key)
-                dtype = DTYPES.get(header.get_dtype())
+                dtype = dtypes.get(header.get_dtype())
                 if dtype is None:
                     raise Refused(
-                        f"{file}: {key}: dtype: got {header.get_dtype()}, allowed: {', '.join(DTYPES)} (unquantized weights)"
+                        f"{file}: {key}: dtype: got {header.get_dtype()}, allowed: {', '.join(dtypes)} (unquantized weights)"
                     )
                 stored[key] = StoredTensor(file, tuple(header.get_shape()), dtype)
     except (SafetensorError, OSError) as error:
@@ -112,3 +116,9 @@ def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]
         }
         for key, item in stored.items():
             yield key, opened[item.file].get_tensor(key)
+
+
+def read_tensor(key: str, item: StoredTensor) -> Tensor:
+    """One tensor, mapped from its file."""
+    with safe_open(item.file, framework="pt") as tensors:
+        return tensors.get_tensor(key)

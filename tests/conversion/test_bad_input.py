@@ -47,7 +47,7 @@ SOURCES = {
     "another architecture": (
         "qwen3",
         config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
-        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or Qwen3MoeForCausalLM or LlamaForCausalLM",
+        "config.json: architectures: got GPT2LMHeadModel (model_type 'gpt2'), allowed: Qwen3ForCausalLM or Qwen3MoeForCausalLM or Llama",
     ),
     "an architecture that is no list": (
         "qwen3",
@@ -56,8 +56,13 @@ SOURCES = {
     ),
     "another head": (
         "qwen3",
+        config(architectures=["Qwen3ForTokenClassification"]),
+        "config.json: architectures: got Qwen3ForTokenClassification (model_type 'qwen3'), allowed: Qwen3ForCausalLM or Qwen3Model",
+    ),
+    "a head that the keys lack": (
+        "qwen3",
         config(architectures=["Qwen3ForSequenceClassification"]),
-        "config.json: architectures: got Qwen3ForSequenceClassification",
+        "1 missing keys: score.weight; 1 unexpected keys: lm_head.weight",
     ),
     "already converted": ("qwen3", config(model_type="depthroute"), "model_type: got 'depthroute', already converted"),
     "fp8": (

@@ -6,7 +6,8 @@ import pytest
 
 from depthroute import DepthRouteForCausalLM
 from depthroute.errors import Refused
-from depthroute_conversion.keys import KEY_RULES, KeyRules, Rename, listed, plan_keys
+from depthroute_conversion.architectures import ARCHITECTURES
+from depthroute_conversion.keys import KeyRules, Rename, listed, plan_keys
 
 
 OTHER = KeyRules(
@@ -19,9 +20,9 @@ OTHER = KeyRules(
 )
 
 
-@pytest.mark.parametrize("model_type", sorted(KEY_RULES))
-def test_hosted_names_are_our_names(model_type, stock):
-    rules = KEY_RULES[model_type]
+@pytest.mark.parametrize("name", sorted(name for name in ARCHITECTURES if name.endswith("ForCausalLM")))
+def test_hosted_names_are_our_names(name, stock):
+    rules = ARCHITECTURES[name].rules(stock.state_dict())
     assert all(rules.to_ours(key) == key == rules.to_source(key) for key in stock.state_dict())
 
 
@@ -93,6 +94,8 @@ def test_plan_covers_every_tensor_of_the_model(graft, stock):
     model: DepthRouteForCausalLM = graft("attnres")
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     source = {key: tuple(value.shape) for key, value in stock.state_dict().items()}
-    plan = plan_keys("x", source, shapes, model.routing_parameters(), KEY_RULES["qwen3"], tied=False)
+    plan = plan_keys(
+        "x", source, shapes, model.routing_parameters(), ARCHITECTURES["Qwen3ForCausalLM"].rules(source), tied=False
+    )
     assert plan.added == list(model.routing_parameters())
     assert sorted([*plan.copied, *plan.added]) == sorted(shapes)

@@ -1,0 +1,69 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of a source, checked before a weight is looked at."""
+
+import json
+from pathlib import Path
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+
+from depthroute.errors import Refused, one_line
+from depthroute.modeling.configuration_depthroute import read_backbone_config
+
+from .architectures import ARCHITECTURES, architectures_of, language_models
+
+
+def read_stock_config(folder: Path) -> tuple[PreTrainedConfig, str | None]:
+    """The configuration of an unquantized model of a hosted type, and the one name among its `architectures`, if there is
+    one.
+
+    Raises:
+        Refused: `config.json` is missing, unreadable or out of range; another architecture; quantized weights, named by
+            their method.
+    """
+    path = folder / "config.json"
+    if not path.is_file() and (folder / "adapter_config.json").is_file():
+        raise Refused(
+            f"{path}: missing, the folder holds a PEFT adapter; allowed: a whole model (merge the adapter first)"
+        )
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: {type(error).__name__}, allowed: a readable model configuration") from error
+    if not isinstance(entries, dict):
+        raise Refused(f"{path}: got a {type(entries).__name__}, allowed: a model configuration")
+    declared = _check_architecture(path, entries)
+    if entries.get("quantization_config") is not None:
+        method = _quantization_method(entries["quantization_config"])
+        raise Refused(f"{path}: quantization_config: got {method!r}, allowed: unquantized weights")
+    try:
+        return read_backbone_config(folder), declared
+    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
+        raise Refused(f"{path}: {one_line(error)}") from error
+
+
+def _check_architecture(path: Path, entries: dict) -> str | None:
+    given = entries.get("architectures") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise Refused(f"{path}: architectures: got {given!r}, allowed: a list of one of {', '.join(ARCHITECTURES)}")
+    model_type = entries.get("model_type")
+    if model_type == "depthroute":
+        raise Refused(
+            f"{path}: model_type: got 'depthroute', already converted; allowed: a stock {language_models()}, or its forms "
+            "without a head or for classification"
+        )
+    allowed = [item.name for item in architectures_of(model_type)]
+    if not allowed or len(given) > 1 or not set(given) <= set(allowed):
+        shown = ", ".join(map(str, given)) or "none"
+        names = " or ".join(allowed) or f"{language_models()}, or their forms without a head or for classification"
+        raise Refused(f"{path}: architectures: got {shown} (model_type {model_type!r}), allowed: {names}")
+    return given[0] if given else None
+
+
+def _quantization_method(settings: object) -> str:
+    if not isinstance(settings, dict):
+        return str(settings)
+    if any(settings.get(name) for name in ("load_in_8bit", "load_in_4bit")):
+        return "bitsandbytes"
+    return str(settings.get("quant_method", "unnamed"))
