@@ -173,7 +173,7 @@ def _write(
     config.dtype = dtype
     config.save_pretrained(folder)
     step("keeping the tokenizer")
-    kept = source.copy_side_files(folder)
+    side_files = source.copy_side_files(folder)
     reads = [read_name(config, s) for s in range(read_count(config))]
     live = {read_name(config, s) for s in live_reads(config)}
     prefix = "" if isinstance(model, DepthRouteModel) else "model."
@@ -189,7 +189,9 @@ def _write(
         added_parameters=sum(tensor.numel() for tensor in added.values()),
         live_reads=len(live),
         inert_reads=[f"{prefix}{name}" for name in reads if name not in live],
-        kept_files=kept,
+        kept_files=side_files.kept,
+        left_files=side_files.left,
+        warnings=side_files.warnings,
     )
 
 

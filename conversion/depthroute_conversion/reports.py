@@ -143,6 +143,8 @@ class ConversionReport:
         live_reads: how many depth reads have a choice; none where the residual has no such reads.
         inert_reads: module paths of those with a single source: they read the stream, and have no query.
         kept_files: tokenizer, chat template, generation configuration, licence.
+        left_files: what else was in the source's folder, and stayed there.
+        warnings: about kept files, one line each.
         requested: the arguments that were given to `convert`.
         verification: None where it was not asked for.
     """
@@ -159,6 +161,8 @@ class ConversionReport:
     live_reads: int
     inert_reads: list[str]
     kept_files: list[str]
+    left_files: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     requested: dict[str, Any] = field(default_factory=dict)
     verification: VerificationReport | None = None
 
@@ -177,6 +181,8 @@ class ConversionReport:
             ("parameters added", f"{self.added_parameters:,} in {self.added_tensors} tensors"),
             *(reads if self.live_reads else []),
             ("kept files", ", ".join(self.kept_files) or "none"),
+            *([("left behind", listed(self.left_files))] if self.left_files else []),
+            *(("warning", text) for text in self.warnings),
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@
 Opening a source checks all that can be known without reading its weights. No code of a source is ever run.
 """
 
-import shutil
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -23,13 +22,12 @@ from depthroute.files import download, is_hub_id
 
 from .architectures import ARCHITECTURES, Architecture, choose_architecture, language_models
 from .keys import KeyRules
+from .side_files import SIDE_FILE_PATTERNS, SideFiles, copy_side_files
 from .source_config import read_stock_config
-from .tokenizer import copy_tokenizer
 from .weights import PICKLES, StoredTensor, read_headers, read_tensor
 
 
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "NOTICE*"]
-_LEGAL = ("LICENSE*", "NOTICE*")
+_HUB_FILES = ["*.safetensors", *SIDE_FILE_PATTERNS]
 
 
 class Source(ABC):
@@ -95,8 +93,8 @@ class Source(ABC):
         return model.eval()
 
     @abstractmethod
-    def copy_side_files(self, out: Path) -> list[str]:
-        """Keep tokenizer, chat template, generation configuration and licence; returns their names."""
+    def copy_side_files(self, out: Path) -> SideFiles:
+        """Keep what belongs to the model beside its weights: tokenizer, chat template, generation configuration, licence."""
 
 
 @dataclass
@@ -127,13 +125,8 @@ class FolderSource(Source):
         stock = self.architecture.stock
         return stock.from_pretrained(self.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True).eval()
 
-    def copy_side_files(self, out: Path) -> list[str]:
-        kept = copy_tokenizer(self.path, out)
-        for pattern in ("generation_config.json", *_LEGAL):
-            for file in sorted(self.path.glob(pattern)):
-                shutil.copyfile(file, out / file.name)
-                kept.append(file.name)
-        return kept
+    def copy_side_files(self, out: Path) -> SideFiles:
+        return copy_side_files(self.path, out, self.config.vocab_size)
 
 
 class GgufSource(Source):
@@ -160,11 +153,11 @@ class GgufSource(Source):
     def is_verbatim(self, key: str) -> bool:
         return False
 
-    def copy_side_files(self, out: Path) -> list[str]:
+    def copy_side_files(self, out: Path) -> SideFiles:
         before = set(out.iterdir())
         tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, local_files_only=True)
         tokenizer.save_pretrained(out)
-        return sorted(path.name for path in set(out.iterdir()) - before)
+        return SideFiles(sorted(path.name for path in set(out.iterdir()) - before))
 
 
 def open_source(source: str | Path) -> Source:

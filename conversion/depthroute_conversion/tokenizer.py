@@ -3,6 +3,7 @@
 """The tokenizer, kept file by file, and checked to be the one that the source loads."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
-    "additional_chat_templates",
 )
+TEMPLATES = "additional_chat_templates"
 
 _SAMPLE = "Depth 1, 23 and 456:\n\tdef f(x):  return x  # naïve — 深さ 🙂"
 
@@ -45,15 +47,13 @@ def copy_tokenizer(source: Path, out: Path) -> list[str]:
         Refused: the tokenizer runs code of its own, or cannot be loaded.
         CheckFailed: the output's tokenizer differs from the source's.
     """
-    present = [name for name in TOKENIZER_FILES if (source / name).exists()]
-    if not any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece")) for name in present):
+    present = [name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
+    present += [f"{TEMPLATES}/{path.name}" for path in sorted((source / TEMPLATES).glob("*.jinja"))]
+    if not any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece", "tekken")) for name in present):
         return []
-    reference = _load(source)
     for name in present:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, out / name)
-        else:
-            shutil.copyfile(source / name, out / name)
+        copy_file(source / name, out / name)
+    reference = _load(source)
     settings = _settings(out)
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(reference).__name__
@@ -61,6 +61,31 @@ def copy_tokenizer(source: Path, out: Path) -> list[str]:
         (out / CONFIG).write_text(text, encoding="utf-8")
     _check_same(reference, _load(out), source)
     return present
+
+
+def copy_file(source: Path, out: Path) -> None:
+    """Copy one file, or what a link leads to.
+
+    Raises:
+        Refused: a link that leads nowhere.
+    """
+    if not source.exists():
+        raise Refused(f"{source}: got a link to {source.readlink()}, which does not exist; allowed: a whole folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, out)
+
+
+def tokenizer_warnings(folder: Path, embedding_rows: int) -> list[str]:
+    """What a user should know about a kept tokenizer, one line each: that it knows ids for which the model has no vector."""
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        return []
+    beyond = sorted((index, token) for token, index in _load(folder).get_vocab().items() if index >= embedding_rows)
+    if not beyond:
+        return []
+    return [
+        f"tokenizer: kept as it is; {len(beyond)} of its tokens are beyond the {embedding_rows} rows of the embedding, "
+        f"the first {beyond[0][1]!r} with id {beyond[0][0]}"
+    ]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -89,6 +114,8 @@ def _check_same(reference: Any, kept: Any, source: Path) -> None:
         "vocabulary": reference.get_vocab() == kept.get_vocab(),
         "token ids of a sample": reference(_SAMPLE)["input_ids"] == kept(_SAMPLE)["input_ids"],
         "special tokens": reference.special_tokens_map == kept.special_tokens_map,
+        "added tokens": reference.added_tokens_decoder == kept.added_tokens_decoder,
+        "padding": (reference.padding_side, reference.pad_token_id) == (kept.padding_side, kept.pad_token_id),
         "chat template": reference.chat_template == kept.chat_template,
     }
     differing = [name for name, equal in same.items() if not equal]
