@@ -2,44 +2,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """One progress bar for long work, in place of the several that the libraries below would draw."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+from rich.text import Text
 from transformers.utils import logging
 
 
-Step = Callable[[str], None]
-"""Called with what begins now."""
+class Progress:
+    """What begins now, and how far it is: `progress("reading", 10_000)`, then `progress.advance(100)`. Draws nothing itself."""
+
+    def __call__(self, text: str, size: int | None = None) -> None:
+        """The next step begins: what it does, and how many bytes it will go through, where it is such a step."""
+
+    def advance(self, size: int) -> None:
+        """That many more bytes are done."""
+
+
+Step = Progress
+
+
+class _Drawn(Progress):
+    def __init__(self, bar: Bar, steps: int):
+        self._bar, self._steps, self._begun = bar, steps, 0
+        self._task = bar.add_task("starting", total=None, start=False)
+
+    def __call__(self, text: str, size: int | None = None) -> None:
+        self._begun += 1
+        self._bar.reset(self._task, description=f"{self._begun}/{max(self._begun, self._steps)} {text}", total=size)
+
+    def advance(self, size: int) -> None:
+        self._bar.advance(self._task, size)
+
+
+class _OfBytes(ProgressColumn):
+    """A column that is shown only by steps that count bytes."""
+
+    def __init__(self, column: ProgressColumn):
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else Text(str(self._column.render(task)))
 
 
 @contextmanager
-def steps(total: int, show: bool) -> Iterator[Step]:
-    """A bar of `total` steps on standard error, if `show` and if that is a terminal; either way the bars of transformers are
-    off inside."""
+def steps(total: int, show: bool) -> Iterator[Progress]:
+    """A bar of `total` steps on standard error, with bytes, rate and time left, if `show` and if that is a terminal; either
+    way the bars of transformers are off inside."""
     console = Console(stderr=True)
     restore = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        *map(_OfBytes, (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True))),
         TimeElapsedColumn(),
     )
     try:
-        with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as progress:
-            task = progress.add_task("starting", total=total)
-            begun = 0
-
-            def step(description: str) -> None:
-                nonlocal begun
-                progress.update(task, description=description, completed=begun)
-                begun += 1
-
-            yield step
-            progress.update(task, description="done", completed=total)
+        with Bar(*columns, console=console, disable=not (show and console.is_terminal), transient=True) as bar:
+            yield _Drawn(bar, total)
     finally:
         if restore:
             logging.enable_progress_bar()

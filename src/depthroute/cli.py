@@ -3,7 +3,7 @@
 """The command line: convert · verify · train · eval · inspect · bench · check · demo · presets.
 
 Each command parses its options and calls one function of the package; heavy imports wait until a command runs. Exit codes:
-0 done, 1 a check failed, 2 refused.
+0 done, 1 a check failed, 2 refused, 3 stopped before the end (the same command goes on from there).
 """
 
 import signal
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import cli_conversion, cli_kernels
-from .errors import CheckFailed, Refused, one_line
+from .errors import CheckFailed, Refused, Unfinished, one_line
 
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app = typer.Typer(
 def options(
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
 ) -> None:
-    """Exit codes: 0 done, 1 a check failed, 2 refused."""
+    """Exit codes: 0 done, 1 a check failed, 2 refused, 3 stopped before the end (the same command goes on from there)."""
     if version:
         from importlib.metadata import version as installed
 
@@ -245,6 +245,9 @@ def main() -> None:
     except CheckFailed as error:
         print(f"depthroute: check failed: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
+    except Unfinished as error:
+        print(f"depthroute: unfinished: {one_line(error)}", file=sys.stderr)
+        sys.exit(3)
     except (Refused, ValueError, OSError, ImportError, StrictDataclassError) as error:
         print(f"depthroute: refused: {one_line(error)}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways in which a command can end badly, and how any error becomes one line."""
+"""The ways in which a command can end badly, and how any error becomes one line."""
 
 
 class Refused(ValueError):
@@ -10,6 +10,11 @@ class Refused(ValueError):
 
 class CheckFailed(RuntimeError):
     """The work ran and a check that was promised to hold did not. Exit code 1. One line, as above."""
+
+
+class Unfinished(RuntimeError):
+    """The work was stopped from outside, by a full disk or a failing one, and what was finished is kept. Exit code 3. One line
+    that says where it is and how to go on."""
 
 
 def one_line(error: BaseException) -> str:
