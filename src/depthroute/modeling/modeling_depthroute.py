@@ -73,7 +73,7 @@ def build_residual(config: DepthRouteConfig) -> Residual:
 
 
 class DepthRouteAttention(Qwen3Attention):
-    """Qwen3's attention; without its query and key norms where `qk_norm` is False, which is then Llama's."""
+    """Qwen3's attention; without its query and key norms where `qk_norm` is False, which is then Llama's, or Qwen2's."""
 
     def __init__(self, config: DepthRouteConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -81,6 +81,9 @@ class DepthRouteAttention(Qwen3Attention):
         if not config.qk_norm:
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
+        # CODEPATH: Qwen2 checkpoints have biases on queries, keys and values alone
+        if not config.attention_output_bias:
+            self.o_proj = nn.Linear(self.o_proj.in_features, self.o_proj.out_features, bias=False)
 
     def forward(self, hidden_states: Tensor, *args: Any, value_input: Tensor | None = None, **kwargs: Any) -> Any:
         """Qwen3's forward; with `value_input` [B, T, D], values are made of it and not of `hidden_states`."""
