@@ -11,7 +11,13 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
+    MistralForCausalLM,
+    MistralForSequenceClassification,
+    MistralModel,
     PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen2Model,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
     Qwen3Model,
@@ -89,6 +95,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedModel], ...]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Model, Qwen3ForSequenceClassification),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeModel, Qwen3MoeForSequenceClassification),
     "llama": (LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification),
+    "mistral": (MistralForCausalLM, MistralModel, MistralForSequenceClassification),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Model, Qwen2ForSequenceClassification),
 }
 _KINDS: tuple[tuple[type[DepthRoutePreTrainedModel], str, str | None], ...] = (
     (DepthRouteForCausalLM, "logits", "lm_head"),

@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
 from depthroute import PRESETS, DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import one_line
-from depthroute.modeling.configuration_depthroute import family_fields
+from depthroute.modeling.configuration_depthroute import HOSTING_FIELDS, family_fields
 
 
 @pytest.mark.smoke
@@ -71,10 +71,11 @@ def test_a_backbone_keeps_its_settings(tmp_path):
 
 
 def test_a_preset_on_one_of_our_own_configurations():
-    first = tiny_config("attnres-block", depth_anchored=True, depth_num_heads=4, qk_norm=False)
+    hosted = dict.fromkeys(HOSTING_FIELDS, False)
+    first = tiny_config("attnres-block", depth_anchored=True, depth_num_heads=4, **hosted)
     second = DepthRouteConfig.from_preset("delta", base=first)
     # the backbone's settings stay, the routing is the new preset's
-    assert not second.qk_norm and second.hidden_size == 32
+    assert not any(getattr(second, name) for name in HOSTING_FIELDS) and second.hidden_size == 32
     assert (second.preset_name, second.depth_anchored, second.depth_num_heads) == ("delta", False, 1)
 
 
@@ -194,7 +195,7 @@ READ_BY = {name: READ_BY.get(name, ("depth_attention",)) for name in MOVED}
 
 @pytest.mark.parametrize("residual_type", RESIDUAL_TYPES)
 def test_fields_without_a_meaning_are_refused_by_name(residual_type):
-    taken_by_all = {"residual_type", "depth_anchored", "depth_backend", "qk_norm"}
+    taken_by_all = {"residual_type", "depth_anchored", "depth_backend", *HOSTING_FIELDS}
     assert set(family_fields()) == set(MOVED) | taken_by_all  # a new field has to say whose it is
     for name, value in MOVED.items():
         fields = {"residual_type": residual_type, **RESIDUAL_TYPES[residual_type], name: value}
@@ -212,7 +213,7 @@ def test_fields_without_a_meaning_are_refused_by_name(residual_type):
 
 @pytest.mark.parametrize("residual_type", RESIDUAL_TYPES)
 def test_what_every_residual_takes(residual_type):
-    more = {"depth_anchored": True, "depth_backend": "reference", "qk_norm": False}
+    more = {"depth_anchored": True, "depth_backend": "reference", **dict.fromkeys(HOSTING_FIELDS, False)}
     DepthRouteConfig(residual_type=residual_type, **RESIDUAL_TYPES[residual_type], **more)
 
 
@@ -267,7 +268,7 @@ def test_folders_that_are_no_backbone(tmp_path):
     with pytest.raises(ValueError, match="config.json: FileNotFoundError, allowed: a readable model configuration"):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="model_type: got 'gpt2', allowed: qwen3, qwen3_moe, llama, depthroute"):
+    with pytest.raises(ValueError, match="model_type: got 'gpt2', allowed: qwen3, qwen3_moe, llama, mistral, qwen2, depthroute"):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
 
 

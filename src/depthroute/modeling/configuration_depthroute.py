@@ -38,7 +38,7 @@ AUTO_MAP = {
 FAMILY_PREFIXES = ("residual_", "depth_", "dual_", "hyper_", "qk_")
 """Names under these prefixes are ours: one that is no field is a mistake, not somebody's extra entry."""
 
-HOSTED_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
+HOSTED_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama", "mistral", "qwen2")
 """Backbones that a configuration can start from."""
 
 _DEPTH = ("depth_attention",)
@@ -67,6 +67,9 @@ MEANT_FOR: dict[str, tuple[str, ...]] = {
 
 NAMING = ("residual_type", "depth_source", "depth_combine", "depth_value_route", "depth_detail_bases", "dual_routing")
 """The fields that tell presets apart, besides blocks."""
+
+HOSTING_FIELDS = ("qk_norm", "attention_output_bias")
+"""The family's fields that say what a backbone is, and not how it is routed."""
 
 # A backbone's entries that say where it came from, or that its own class derives again.
 _NOT_INHERITED = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "pretraining_tp")
@@ -202,7 +205,8 @@ class DepthRouteConfig(Qwen3Config):
         depth_backend: what computes depth reads: "reference"; "cpu" or "triton" of the package `depthroute_kernels`, which
             refuse where they cannot run; or "auto", the fastest of them that can. Under torch.compile "cpu" is the reference,
             which the compiler fuses.
-        qk_norm: False hosts backbones without query and key norms (Llama-style).
+        qk_norm: False hosts backbones without query and key norms (Llama, Mistral, Qwen2).
+        attention_output_bias: False hosts Qwen2, whose `attention_bias` is on queries, keys and values alone.
         num_experts: experts of a sparse layer; 0 is dense. It and the seven fields behind it are Qwen3-MoE's own;
             `router_aux_loss_coef` is 0.001 unless given, and 0 for a dense model.
 
@@ -239,6 +243,7 @@ class DepthRouteConfig(Qwen3Config):
     dual_write_asymmetry: float | int = 0.5
     hyper_num_streams: int = 4
     qk_norm: bool = True
+    attention_output_bias: bool = True
 
     num_experts: int = 0
     num_experts_per_tok: int = 8
@@ -382,7 +387,7 @@ class DepthRouteConfig(Qwen3Config):
 
         Args:
             name: one of `PRESETS`.
-            base: a Qwen3 or Llama configuration, or a folder (or hub id) that holds one; default: Qwen3's own defaults.
+            base: the configuration of a hosted backbone (`HOSTED_MODEL_TYPES`), or a folder (or hub id) that holds one; default: Qwen3's own defaults.
             values: any field, over the preset's and the backbone's.
 
         Raises:
@@ -436,18 +441,30 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
     """
     if config.model_type not in (*HOSTED_MODEL_TYPES, "depthroute"):
         raise ValueError(f"model_type: got {config.model_type!r}, allowed: {', '.join(HOSTED_MODEL_TYPES)}")
-    if getattr(config, "mlp_bias", False):
-        raise ValueError("mlp_bias: got True, allowed: False, the Qwen3 MLP has no biases")
     values = {key: value for key, value in config.to_dict().items() if key not in _NOT_INHERITED}
-    values.pop("mlp_bias", None)
     for shown, stored in config.attribute_map.items():  # upstream stores num_experts under another name
         if stored in values and shown in known_fields():
             values[shown] = values.pop(stored)
+    rotated = (values.get("rope_parameters") or {}).get("partial_rotary_factor")
+    if rotated not in (None, 1):
+        raise ValueError(f"partial_rotary_factor: got {rotated}, allowed: 1, Qwen3's attention rotates whole heads")
     if config.model_type == "depthroute":
-        return {key: value for key, value in values.items() if key not in family_fields() or key == "qk_norm"}
-    if config.model_type == "qwen3_moe":  # its window, where it has one, is every layer's
-        values = {**values, "layer_types": None, "max_window_layers": 0}
-    return {**values, "qk_norm": config.model_type != "llama"}
+        return {key: value for key, value in values.items() if key not in family_fields() or key in HOSTING_FIELDS}
+    if values.pop("mlp_bias", False) and config.model_type == "llama":
+        raise ValueError("mlp_bias: got True, allowed: False, the Qwen3 MLP has no biases")
+    values.update(dict.fromkeys(HOSTING_FIELDS, True))
+    if config.model_type in ("llama", "mistral", "qwen2"):
+        values["qk_norm"] = False
+    if config.model_type in ("qwen3_moe", "mistral"):  # their window, where they have one, is every layer's
+        values.update(layer_types=None, max_window_layers=0)
+    if config.model_type == "llama":  # entries that its own class does not read
+        values.update(layer_types=None, use_sliding_window=False)
+    elif config.model_type == "mistral":
+        values.update(attention_bias=False, use_sliding_window=config.sliding_window is not None)
+    elif config.model_type == "qwen2":
+        head_dim = values.get("head_dim") or config.hidden_size // config.num_attention_heads
+        values.update(attention_bias=True, attention_output_bias=False, head_dim=head_dim)
+    return values
 
 
 DepthRouteConfig.register_for_auto_class("AutoConfig")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..errors import Refused
-from ..modeling.configuration_depthroute import family_fields
+from ..modeling.configuration_depthroute import HOSTING_FIELDS, family_fields
 
 
 METADATA_KEY = "depthroute"
@@ -21,7 +21,7 @@ READS = {"attn_read", "final_read", "mlp_read"}
 """The modules that hold routing."""
 
 # how it is computed, and which backbone hosts it: the same routing fits
-_NOT_OF_THE_ROUTING = ("depth_backend", "qk_norm")
+_NOT_OF_THE_ROUTING = ("depth_backend", *HOSTING_FIELDS)
 
 # what PEFT puts into a name when a module is in `modules_to_save`: the frozen original, and one copy for each adapter
 _ORIGINAL, _COPIES = "original_module", "modules_to_save"
