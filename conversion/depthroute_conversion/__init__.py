@@ -8,15 +8,18 @@ keys.py          which tensor goes where: rules as data, invertible
 experts.py       sparse experts: fused, or one tensor each
 conversion.py    `convert`
 verification.py  `verify`
+revert.py        `revert`; way_back.py: what a conversion notes for it
+routed.py        sources with routing of their own: represet.py our family's, imported.py other people's AttnRes
 folder.py        an output folder that appears whole or not at all
 tokenizer.py     the tokenizer, kept and checked
 card.py          the model card
-reports.py       what both functions return
+reports.py       what `convert` and `verify` return
 """
 
 from .conversion import convert
 from .reports import ConversionReport, VerificationReport
+from .revert import RevertReport, revert
 from .verification import verify
 
 
-__all__ = ["ConversionReport", "VerificationReport", "convert", "verify"]
+__all__ = ["ConversionReport", "RevertReport", "VerificationReport", "convert", "revert", "verify"]

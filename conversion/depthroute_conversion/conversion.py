@@ -20,9 +20,13 @@ from .folder import check_apart, check_output, whole_folder
 from .keys import KeyPlan, plan_keys
 from .progress import Step, announce, steps
 from .reports import ConversionReport, read_fields
+from .routed import Request, RoutedSource
 from .source import Source, open_source
 from .verification import VERIFY_STEPS, compare, initial_routing, meta_model
+from .way_back import leave_way_back, note_origin
 
+
+DEFAULT_PRESET = "delta-block"
 
 OUTPUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,10 +34,10 @@ OUTPUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 def convert(
     source: str | Path,
     out: str | Path,
-    preset: str = "delta-block",
+    preset: str | None = None,
     block_size: int | None = None,
-    anchored: bool = True,
-    num_heads: int = 1,
+    anchored: bool | None = None,
+    num_heads: int | None = None,
     dtype: str | torch.dtype | None = None,
     overwrite: bool = False,
     fields: Mapping[str, Any] | None = None,
@@ -49,9 +53,10 @@ def convert(
     Args:
         source: a local folder with safetensors weights, a hub id, or a `.gguf` file.
         out: the output folder. It appears whole or not at all.
-        preset: one of `depthroute.PRESETS`.
+        preset: one of `depthroute.PRESETS`; default: "delta-block", or the one that a source with routing has.
         block_size: layers per block, for presets with blocks; default ceil(L/8).
-        anchored: start exactly at the source's function; False: the papers' plain form. `mhc` starts near it either way, by
+        anchored: start exactly at the source's function, the default; False: the papers' plain form; a source with routing
+            keeps its own form unless told. `mhc` starts near it either way, by
             the eps that its published form adds to its gates, and its report says how near.
         num_heads: depth heads H.
         dtype: "float32", "bfloat16" or "float16"; default: the checkpoint's own.
@@ -65,7 +70,7 @@ def convert(
         CheckFailed: equality was promised (`VerificationReport.equality_promised`) and does not hold, or the negative control has no effect;
             nothing is written.
     """
-    if preset not in PRESETS:  # at once: opening a source may take minutes
+    if preset is not None and preset not in PRESETS:  # at once: opening a source may take minutes
         raise Refused(f"preset: got {preset!r}, nearest: {nearest_names(preset, PRESETS)}")
     settings = dict(fields or {})
     out_dtype = _output_dtype(dtype, settings)
@@ -81,18 +86,24 @@ def convert(
     announce(f"opening {source}", progress)
     opened = open_source(source)
     check_apart(opened.path, target)
-    config = build_config(opened, preset, block_size, anchored, num_heads, settings)
+    if isinstance(opened, RoutedSource):
+        config = opened.target_config(Request(preset, block_size, anchored, num_heads, settings))
+    else:
+        requested = {**requested, "preset": preset or DEFAULT_PRESET}
+        config = build_config(
+            opened, preset or DEFAULT_PRESET, block_size, anchored is not False, num_heads or 1, settings
+        )
     config.dtype = out_dtype or opened.dtype()
     model = meta_model(config, opened.architecture.ours)
     plan = plan_keys(
         opened.label,
         opened.shapes(),
         {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()},
-        model.routing_parameters(),
+        [] if isinstance(opened, RoutedSource) and opened.carries_routing else model.routing_parameters(),
         opened.rules,
         bool(config.tie_word_embeddings),
     )
-    with steps(4 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
+    with steps(5 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
         report = _write(opened, folder, config, model, plan, out_dtype, step)
         report = replace(report, out=str(target), requested=requested)
         del model
@@ -165,13 +176,17 @@ def _write(
     dtype = config.dtype
     step("reading the weights")
     tensors = read_planned(source, plan, cast_to)
-    added = initial_routing(model, dtype)
+    initial = initial_routing(model, dtype)
+    added = {key: initial[key] for key in plan.added}
     step("writing the weights")
     # as they are: the model itself stays without memory, and experts keep their layout
     model.save_pretrained(folder, state_dict={**tensors, **added}, save_original_format=False)
     # saving notes the model's type, which was built in the default one
     config.dtype = dtype
+    note_origin(config, source)
     config.save_pretrained(folder)
+    step("noting the way back")
+    leave_way_back(folder, source, plan, cast_to)
     step("keeping the tokenizer")
     side_files = source.copy_side_files(folder)
     reads = [read_name(config, s) for s in range(read_count(config))]

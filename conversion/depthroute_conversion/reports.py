@@ -41,6 +41,8 @@ class VerificationReport:
         control_differs: whether that changed the converted model's logits.
         trained_routing: routing parameters that are not at their initial values.
         changed: other parameters that are not the source's.
+        allowed_gap: how far the logits may be from the source's, in standard deviations of them: 0 where equality is promised,
+            infinity where any gap is only reported.
     """
 
     source: str
@@ -57,6 +59,7 @@ class VerificationReport:
     control_differs: bool
     trained_routing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    allowed_gap: float = math.inf
 
     @property
     def relative_difference(self) -> float:
@@ -77,6 +80,8 @@ class VerificationReport:
             return "trained routing"
         if self.bitwise_equal:
             return "bitwise equal to the source"
+        if self.relative_difference <= self.allowed_gap < math.inf:
+            return "the source's function, up to rounding and the rms eps"
         return "not equal to the source at step 0"
 
     def failure(self, allow_gap: bool = False) -> str | None:
@@ -97,7 +102,11 @@ class VerificationReport:
             return f"{self.converted}: negative control: changing {self.perturbed} changed no logit, allowed: some difference"
         if self.changed:
             return f"{self.converted}: {self.verdict}: {self.gap}{moved}"
-        if self.bitwise_equal or (allow_gap and not self.equality_promised):
+        if self.bitwise_equal or self.relative_difference <= self.allowed_gap < math.inf:
+            return None
+        if 0 < self.allowed_gap < math.inf:
+            return f"{self.converted}: {self.verdict}: {self.gap}; allowed: {self.allowed_gap:g} of their std"
+        if allow_gap and not self.equality_promised:
             return None
         allowed = "bitwise equality"
         if not self.equality_promised:
@@ -125,7 +134,8 @@ class VerificationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "relative_difference": self.relative_difference, "verdict": self.verdict}
+        found = {"relative_difference": self.relative_difference, "verdict": self.verdict, "rows": self.rows()}
+        return {**asdict(self), **found}
 
 
 @dataclass(frozen=True)
@@ -189,4 +199,4 @@ class ConversionReport:
         """For JSON."""
         values = {item: getattr(self, item) for item in self.__dataclass_fields__}
         verification = None if self.verification is None else self.verification.to_dict()
-        return {**values, "verification": verification}
+        return {**values, "rows": self.rows(), "verification": verification}

@@ -83,6 +83,10 @@ class Source(ABC):
     def is_verbatim(self, key: str) -> bool:
         """Whether the bytes that `read` gives are the bytes that the source stores: what a way back needs."""
 
+    def files(self) -> dict[str, Path]:
+        """The file of every tensor; empty where they are not stored one by one."""
+        return {}
+
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         """The source in transformers' own class, cast to `dtype`, ready to compute. The whole of it is in memory."""
         stock = self.architecture.stock
@@ -120,6 +124,9 @@ class FolderSource(Source):
 
     def is_verbatim(self, key: str) -> bool:
         return True
+
+    def files(self) -> dict[str, Path]:
+        return {key: item.file for key, item in self.stored.items()}
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         stock = self.architecture.stock
@@ -192,7 +199,15 @@ def _open_file(path: Path) -> Source:
     return GgufSource(path.resolve())
 
 
-def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> FolderSource:
+def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> Source:
+    # those are sources themselves
+    from .imported import foreign_entries, open_imported
+    from .represet import is_own, open_own
+
+    if is_own(folder):
+        return open_own(folder, label, hub_id)
+    if (entries := foreign_entries(folder)) is not None:
+        return open_imported(folder, entries, label, hub_id)
     config, declared = read_stock_config(folder)
     stored = read_headers(folder)
     architecture, decision = choose_architecture(config.model_type, declared, stored)
@@ -200,9 +215,13 @@ def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> FolderS
     return FolderSource(folder, label, config, architecture, stored, hub_id, decisions)
 
 
-def _open_hub(hub_id: str) -> FolderSource:
+def _open_hub(hub_id: str) -> Source:
+    from .imported import foreign_entries
+    from .represet import is_own
+
     folder = _download(hub_id, ["config.json"])
-    read_stock_config(folder)  # refuse before the weights travel
+    if not is_own(folder) and foreign_entries(folder) is None:
+        read_stock_config(folder)  # refuse before the weights travel
     return _open_folder(_download(hub_id, _HUB_FILES), hub_id, hub_id)
 
 

@@ -31,7 +31,7 @@ from .modeling.residual_dual_stream import DualRead
 
 
 if TYPE_CHECKING:
-    from depthroute_conversion import convert, verify
+    from depthroute_conversion import convert, revert, verify
 
     from .diagnostics.inspect import inspect
 
@@ -47,6 +47,7 @@ AutoModelForQuestionAnswering.register(DepthRouteConfig, DepthRouteForQuestionAn
 _LAZY = {
     "convert": "depthroute_conversion",
     "inspect": "depthroute.diagnostics.inspect",
+    "revert": "depthroute_conversion",
     "verify": "depthroute_conversion",
 }
 """Public names whose modules are imported when they are first asked for."""
@@ -77,5 +78,6 @@ __all__ = [
     "RoutingWeights",
     "convert",
     "inspect",
+    "revert",
     "verify",
 ]

@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: convert · verify · train · eval · inspect · bench · check · demo · presets.
+"""The command line: convert · verify · revert · train · eval · inspect · bench · check · demo · presets.
 
 Each command parses its options and calls one function of the package; heavy imports wait until a command runs. Exit codes:
 0 done, 1 a check failed, 2 refused, 3 stopped before the end (the same command goes on from there).
@@ -59,6 +59,7 @@ def presets() -> None:
 
 app.command()(cli_conversion.convert)
 app.command()(cli_conversion.verify)
+app.command()(cli_conversion.revert)
 
 
 # not click's own parsing: TrainingArguments has more than a hundred options, which transformers' parser reads

@@ -1,0 +1,193 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Between the presets of our own family, as far as the function stays what it is.
+
+    routing never trained, the standard function exactly    → anything that starts at that function
+    anything else                                           → the same fields; `depth_anchored` may change where plain and
+                                                              anchored reads are one function up to the rms eps
+
+The second kind carries its routing: the tensors of its reads are copied like all others. So do imported checkpoints.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from depthroute import (
+    DepthRouteConfig,
+    DepthRouteForCausalLM,
+    DepthRouteForSequenceClassification,
+    DepthRouteModel,
+)
+from depthroute.errors import Refused
+from depthroute.modeling.configuration_depthroute import backbone_fields, family_fields
+from depthroute.modeling.modeling_depthroute import RESIDUALS
+
+from .architectures import Architecture
+from .keys import KeyRules
+from .routed import EXPORT_GAP, Request, RoutedSource, built, carried_config, why_anchoring_matters
+from .side_files import SideFiles
+from .source import FolderSource
+from .verification import initial_routing, meta_model, promises_equality, read_converted_config
+from .weights import StoredTensor, read_headers
+
+
+OUR_ARCHITECTURES: dict[str, Architecture] = {
+    ours.__name__: Architecture("depthroute", ours, ours, output, head)
+    for ours, output, head in (
+        (DepthRouteForCausalLM, "logits", "lm_head"),
+        (DepthRouteModel, "last_hidden_state", None),
+        (DepthRouteForSequenceClassification, "logits", "score"),
+    )
+}
+"""By the class's name."""
+
+
+def restarted_config(label: str, start: DepthRouteConfig, request: Request) -> DepthRouteConfig:
+    """The configuration of an output with new routing that starts at the standard function, which is `start`'s.
+
+    Raises:
+        Refused: what was asked for starts at another function.
+    """
+    preset = request.preset or start.preset_name
+    own = {name: getattr(start, name) for name in family_fields()} if preset == start.preset_name else {}
+    options = {**own, **({} if preset == "standard" else {"depth_anchored": True}), **request.options()}
+    if preset == start.preset_name:
+        config = built(label, lambda: DepthRouteConfig(**{**backbone_fields(start), **options}))
+    else:
+        config = built(label, lambda: DepthRouteConfig.from_preset(preset, base=start, **options))
+    if RESIDUALS[config.residual_type].starts_exactly and not promises_equality(config):
+        none: dict[str, tuple[int, ...]] = {}
+        scaled = config.residual_type in ("rezero", "layerscale")
+        reason = "its branches start switched off" if scaled else why_anchoring_matters(config, _no_tensor, none)
+        if reason is not None:
+            raise Refused(
+                f"depth_anchored: got False, but {label} computes the standard function, and {preset} would not: {reason}; "
+                "allowed: anchored"
+            )
+    return config
+
+
+def _no_tensor(key: str) -> Tensor:
+    raise KeyError(key)
+
+
+@dataclass
+class OwnSource(RoutedSource):
+    """A folder of our own family.
+
+    Attributes:
+        config: its configuration.
+        stored: its tensors, without those of the routing where that starts anew.
+        carries_routing: whether the routing comes along.
+    """
+
+    path: Path
+    label: str
+    config: DepthRouteConfig
+    architecture: Architecture
+    stored: Mapping[str, StoredTensor]
+    carries_routing: bool
+    hub_id: str | None = None
+    decisions: tuple[str, ...] = ()
+    _folder: FolderSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._folder = FolderSource(self.path, self.label, self.config, self.architecture, self.stored, self.hub_id)
+
+    rules = KeyRules()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._folder.shapes()
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return self._folder.dtypes()
+
+    def read(self, key: str) -> Tensor:
+        return self._folder.read(key)
+
+    def is_verbatim(self, key: str) -> bool:
+        return True
+
+    def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
+        model = self.architecture.ours.from_pretrained(
+            self.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+        return model.eval()
+
+    def copy_side_files(self, out: Path) -> SideFiles:
+        return self._folder.copy_side_files(out)
+
+    def target_config(self, request: Request) -> DepthRouteConfig:
+        if not self.carries_routing:
+            return restarted_config(self.label, self.config, request)
+        return carried_config(self.label, self.config, request, self.read, self.shapes())
+
+    def allowed_gap(self, config: DepthRouteConfig) -> float:
+        if self.carries_routing:
+            return 0.0 if config.depth_anchored == self.config.depth_anchored else EXPORT_GAP
+        return 0.0 if promises_equality(config) else EXPORT_GAP
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder's `config.json` says that it is of our family."""
+    try:
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(entries, dict) and entries.get("model_type") == "depthroute"
+
+
+def open_own(folder: Path, label: str, hub_id: str | None) -> OwnSource:
+    """A folder that `convert` wrote, or that was trained from scratch.
+
+    Raises:
+        Refused: no configuration of ours, a class that cannot be converted, or weights that cannot be read.
+    """
+    config = read_converted_config(folder)
+    architecture = our_architecture(folder, config)
+    stored = read_headers(folder)
+    moved = moved_routing(folder, config, architecture, stored)
+    exact = promises_equality(config) and not moved
+    routing = set(meta_model(config, architecture.ours).routing_parameters())
+    kept = {key: item for key, item in stored.items() if not (exact and key in routing)}
+    decisions = () if exact else (f"its routing comes along: {config.preset_name}",)
+    return OwnSource(folder, label, config, architecture, kept, not exact, hub_id, decisions)
+
+
+def our_architecture(folder: Path, config: DepthRouteConfig) -> Architecture:
+    """The class of a folder of ours.
+
+    Raises:
+        Refused: one that no conversion writes.
+    """
+    given = list(config.architectures or ["DepthRouteForCausalLM"])
+    if len(given) != 1 or given[0] not in OUR_ARCHITECTURES:
+        raise Refused(
+            f"{folder / 'config.json'}: architectures: got {given}, allowed: one of {', '.join(OUR_ARCHITECTURES)}"
+        )
+    return OUR_ARCHITECTURES[given[0]]
+
+
+def moved_routing(
+    folder: Path, config: DepthRouteConfig, architecture: Architecture, stored: Mapping[str, StoredTensor]
+) -> list[str]:
+    """The routing parameters of a folder that are not at their initial values, in the stored type.
+
+    Raises:
+        Refused: one is missing.
+    """
+    source = FolderSource(folder, folder.name, config, architecture, stored)
+    shapes = {key: tuple(value.shape) for key, value in meta_model(config, architecture.ours).routing_parameters().items()}
+    for key, shape in shapes.items():
+        if key not in stored or tuple(stored[key].shape) != shape:
+            raise Refused(f"{folder}: {key}: missing, or of another shape; allowed: every parameter of its routing")
+    # rounded like the parameter itself
+    types = {stored[key].dtype for key in shapes}
+    initial = {dtype: initial_routing(meta_model(config, architecture.ours), dtype) for dtype in types}
+    return [key for key in shapes if not torch.equal(source.read(key), initial[stored[key].dtype][key])]

@@ -1,0 +1,265 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""`revert`: the way back from a conversion to the stock model it was made of."""
+
+import gc
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from depthroute import DepthRouteConfig
+from depthroute.errors import Refused
+
+from .architectures import ARCHITECTURES, Architecture
+from .folder import check_apart, check_output, whole_folder
+from .keys import listed
+from .progress import Step, steps
+from .represet import moved_routing, our_architecture
+from .source import FolderSource
+from .verification import (
+    align_weights,
+    max_difference,
+    meta_model,
+    outputs,
+    probe_ids,
+    promises_equality,
+    read_converted_config,
+)
+from .way_back import KeptFile, Origin, WayBack, read_way_back, sha256_of
+from .weights import INDEX, SINGLE, read_headers
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the outputs lose with the routing, on the fixed probe.
+
+    Attributes:
+        max_abs_difference: max |Δ| of the outputs.
+        std: standard deviation of the converted model's.
+        mean_kl: mean KL divergence of the stock model's next-token distribution from the converted model's, in nats per
+            token; None where the output is not logits over a vocabulary.
+    """
+
+    max_abs_difference: float
+    std: float
+    mean_kl: float | None
+
+    @property
+    def relative_difference(self) -> float:
+        """max |Δ| in standard deviations of the outputs."""
+        return self.max_abs_difference / self.std if self.std else math.inf
+
+    def __str__(self) -> str:
+        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:.4g} nats per token"
+        return f"max |Δlogits| {self.max_abs_difference:.4g} ({self.relative_difference:.3g} of their std){kl}"
+
+
+@dataclass(frozen=True)
+class RevertReport:
+    """What a way back wrote.
+
+    Attributes:
+        folder: the conversion's name.
+        out: the output folder.
+        source: what the conversion was made of.
+        architecture: the class in transformers.
+        tensors: how many were written.
+        identical: whether every one has the key, type and bytes that the source had.
+        differs: why not, or which tensors do not.
+        left_out: keys of the source that are no weights, and were not kept.
+        dropped_routing: routing parameters that were trained, and are gone.
+        loss: what that costs; None where the routing computed the standard function exactly.
+        kept_files: tokenizer, chat template, generation configuration, licence.
+    """
+
+    folder: str
+    out: str
+    source: str
+    architecture: str
+    tensors: int
+    identical: bool
+    differs: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    dropped_routing: list[str] = field(default_factory=list)
+    loss: Loss | None = None
+    kept_files: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, for printing."""
+        state = "byte for byte those of the source" if self.identical else "; ".join(self.differs)
+        dropped = (
+            [("dropped routing", f"{len(self.dropped_routing)} trained parameters")] if self.dropped_routing else []
+        )
+        return [
+            ("source", self.source),
+            ("architecture", self.architecture),
+            ("tensors", f"{self.tensors}, {state}"),
+            *([("left out (no weights)", listed(self.left_out))] if self.left_out else []),
+            *dropped,
+            *([("lost with the routing", str(self.loss))] if self.loss else []),
+            ("kept files", ", ".join(self.kept_files) or "none"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def revert(
+    folder: str | Path,
+    out: str | Path,
+    drop_routing: bool = False,
+    as_is: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> RevertReport:
+    """Write the stock model that a conversion was made of: its tensors byte for byte, under its keys and in its files, with its
+    configuration; tokenizer, chat template, generation configuration and licence as the conversion has them.
+
+    Args:
+        folder: a folder that `convert` wrote, trained since or not.
+        out: the output folder. It appears whole or not at all.
+        drop_routing: accept that trained routing is gone; the report says what the outputs lose.
+        as_is: accept tensors that are not the source's bytes, because they were trained, or were cast or dequantised by the
+            conversion.
+        overwrite: replace an existing model folder, once the new one is complete.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        Refused: no conversion of a stock model; trained routing without `drop_routing`; bytes that are not the source's without
+            `as_is`, named. Nothing is written.
+    """
+    path = Path(folder).expanduser().resolve()
+    config = read_converted_config(path)
+    target = check_output(out, overwrite)
+    check_apart(path, target)
+    record = read_way_back(path, config)
+    stock = _stock_architecture(path, record.origin)
+    ours = our_architecture(path, config)
+    stored = read_headers(path)
+    moved = moved_routing(path, config, ours, stored)
+    if moved and not drop_routing:
+        raise Refused(
+            f"{path}: trained routing: {len(moved)} parameters have moved: {listed(moved)}; allowed: --drop-routing, which says "
+            "what is lost with it"
+        )
+    if record.differs and not as_is:
+        raise Refused(
+            f"{path}: not the source's bytes: {'; '.join(record.differs)}; allowed: --as-is, the weights as they are now"
+        )
+    source = FolderSource(path, path.name, config, ours, stored)
+    routing = set(meta_model(config, ours.ours).routing_parameters())
+    lossy = bool(moved) or not promises_equality(config)
+    with steps(3 + 2 * lossy, progress) as step, whole_folder(target) as work:
+        step("writing the weights")
+        layout = _layout(path, record, [key for key in stored if key not in routing])
+        differs = [*record.differs, *_write(work, source, record, layout)]
+        if differs and not as_is:
+            raise Refused(
+                f"{path}: not the source's bytes: {'; '.join(differs)}; allowed: --as-is, the weights as they are now"
+            )
+        _write_config(work, record.origin, source, as_is=bool(differs))
+        step("keeping the tokenizer")
+        kept = source.copy_side_files(work).kept
+        loss = _measure(path, work, config, ours, stock, step) if lossy else None
+        step("done")
+    return RevertReport(
+        folder=path.name,
+        out=str(target),
+        source=record.origin.source,
+        architecture=stock.name,
+        tensors=sum(len(file.keys) for file in layout.values()),
+        identical=not differs,
+        differs=differs,
+        left_out=record.left_out,
+        dropped_routing=moved,
+        loss=loss,
+        kept_files=kept,
+    )
+
+
+def _stock_architecture(folder: Path, origin: Origin) -> Architecture:
+    if origin.architecture not in ARCHITECTURES:
+        raise Refused(
+            f"{folder}: architecture: its record has {origin.architecture!r}, allowed: {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[origin.architecture]
+
+
+def _layout(folder: Path, record: WayBack, keys: list[str]) -> dict[str, KeptFile]:
+    """Which keys go to which file: the source's own, where they are known."""
+    if not record.differs:
+        lacking = sorted({tensor.ours for tensor in record.tensors.values()} - set(keys))
+        if lacking:
+            raise Refused(
+                f"{folder}: {len(lacking)} tensors of its record are missing: {listed(lacking)}; allowed: all"
+            )
+        return record.files
+    return {SINGLE: KeptFile({"format": "pt"}, keys)}
+
+
+def _write(work: Path, source: FolderSource, record: WayBack, layout: dict[str, KeptFile]) -> list[str]:
+    """Write every file of the layout; returns what is not the source's bytes."""
+    changed: list[str] = []
+
+    def read(key: str) -> Tensor:
+        kept = record.tensors.get(key)
+        tensor = source.read(key if kept is None else kept.ours)
+        if kept is not None and sha256_of(tensor) != kept.sha256:
+            changed.append(key)
+        return tensor
+
+    for name, file in layout.items():
+        tensors = {key: read(key).clone() for key in file.keys}  # a tied head is a tensor of its own in a file
+        save_file(tensors, work / name, metadata=file.metadata)
+    if record.index is not None and not record.differs:
+        places = {key: name for name, file in layout.items() for key in file.keys}
+        text = json.dumps({"metadata": record.index, "weight_map": places}, indent=2, sort_keys=True) + "\n"
+        (work / INDEX).write_text(text, encoding="utf-8")
+    return [f"{len(changed)} tensors have changed since: {listed(changed)}"] if changed else []
+
+
+def _write_config(work: Path, origin: Origin, source: FolderSource, as_is: bool) -> None:
+    entries = dict(origin.config)
+    if as_is:
+        # what held for bytes that are gone
+        for name in ("quantization_config", "torch_dtype", "dtype"):
+            entries.pop(name, None)
+        entries["dtype"] = str(source.dtype()).removeprefix("torch.")
+    entries.setdefault("architectures", [origin.architecture])
+    text = json.dumps(entries, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (work / "config.json").write_text(text, encoding="utf-8")
+
+
+@torch.no_grad()
+def _measure(
+    folder: Path, work: Path, config: DepthRouteConfig, ours: Architecture, stock: Architecture, step: Step
+) -> Loss:
+    """The outputs of the conversion and of what was written, both in float32 and in memory one at a time."""
+    probes = probe_ids(config.vocab_size, config.max_position_embeddings, [config.sliding_window])
+
+    def compute(architecture: Architecture, path: Path) -> list[Tensor]:
+        model = architecture.stock.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+        found = outputs(architecture, align_weights(model.eval()), probes)
+        del model
+        gc.collect()
+        return found
+
+    step("computing the outputs with its routing")
+    before = compute(ours, folder)
+    step("computing them without")
+    after = compute(stock, work)
+    std = torch.cat([item.flatten() for item in before]).double().std().item()
+    kl = None
+    if stock.has_language_head:
+        rows = [(a.double().log_softmax(-1), b.double().log_softmax(-1)) for a, b in zip(before, after, strict=True)]
+        kl = torch.cat([(a.exp() * (a - b)).sum(-1).flatten() for a, b in rows]).mean().item()
+    return Loss(max_difference(before, after), std, kl)
