@@ -83,7 +83,7 @@ class DepthRouteAttention(Qwen3Attention):
             self.k_norm = nn.Identity()
         # CODEPATH: Qwen2 checkpoints have biases on queries, keys and values alone
         if not config.attention_output_bias:
-            self.o_proj = nn.Linear(self.o_proj.in_features, self.o_proj.out_features, bias=False)
+            self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: Tensor, *args: Any, value_input: Tensor | None = None, **kwargs: Any) -> Any:
         """Qwen3's forward; with `value_input` [B, T, D], values are made of it and not of `hidden_states`."""
