@@ -8,18 +8,32 @@ keys.py          which tensor goes where: rules as data, invertible
 experts.py       sparse experts: fused, or one tensor each
 conversion.py    `convert`
 verification.py  `verify`
-revert.py        `revert`; way_back.py: what a conversion notes for it
+reversion.py     `revert`; way_back.py: what a conversion notes for it
 routed.py        sources with routing of their own: represet.py our family's, imported.py other people's AttnRes
 folder.py        an output folder that appears whole or not at all
-tokenizer.py     the tokenizer, kept and checked
-card.py          the model card
+side_files.py    what travels beside the weights, and what stays behind; tokenizer.py: the tokenizer, kept and checked
+card.py          the model card, made of what commands wrote: record.py, evaluations.py, training_record.py, card_metadata.py
+publishing.py    `push`; publishable.py: whether a folder may be published
 reports.py       what `convert` and `verify` return
 """
 
+from .card import refresh_card
 from .conversion import convert
+from .publishing import PushOptions, PushReport, push
 from .reports import ConversionReport, VerificationReport
-from .revert import RevertReport, revert
+from .reversion import RevertReport, revert
 from .verification import verify
 
 
-__all__ = ["ConversionReport", "RevertReport", "VerificationReport", "convert", "revert", "verify"]
+__all__ = [
+    "ConversionReport",
+    "PushOptions",
+    "PushReport",
+    "RevertReport",
+    "VerificationReport",
+    "convert",
+    "push",
+    "refresh_card",
+    "revert",
+    "verify",
+]

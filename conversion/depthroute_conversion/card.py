@@ -1,25 +1,52 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The model card of a converted folder, from `model_cards/template.md`."""
+"""The model card of a folder, from `model_cards/template.md` and the files that commands wrote there (`record.py`).
+
+The template has sections by topic, each between a line `<!-- only: TOPIC, TOPIC -->` and a line `<!-- end -->`; a section stands
+on the card where one of its topics applies (`topics_of`). Words in it that begin with a dollar sign are filled in by `card_text`.
+"""
 
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import yaml
-
 from depthroute import PRESETS, DepthRouteConfig
+from depthroute.errors import Refused
+from depthroute.files import write_json
 
+from .card_metadata import card_metadata, dump, problems
+from .evaluations import merged, read_evaluations, table_rows
+from .record import (
+    CARD,
+    EVALUATIONS,
+    RECORD,
+    UNPUBLISHED,
+    Facts,
+    languages,
+    metadata_of,
+    read_facts,
+    read_mapping,
+    write_record,
+)
 from .reports import ConversionReport, read_fields
 from .source import Source
+from .training_record import training_rows
 
 
-_CARRIED = ("license", "license_name", "license_link", "language")
+MEASURED = ("Conversion", "Verification", "Training", "Evaluation", "Fields")
+"""The chapters that are made of files. In a card that was edited by hand these alone are renewed."""
+
 _SECTION = re.compile(r"^<!-- only: (?P<topics>[\w, ]+) -->\n(?P<text>.*?)^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+_CLASS_TOPICS = {
+    "DepthRouteForCausalLM": "causal_lm",
+    "DepthRouteModel": "embedding",
+    "DepthRouteForSequenceClassification": "classifier",
+}
 
 
 def template() -> str:
@@ -36,13 +63,13 @@ def sections_of(text: str) -> set[str]:
 
 
 def with_sections(text: str, topics: set[str]) -> str:
-    """The text with those of its sections that are on one of the topics, each between a line `<!-- only: TOPIC, TOPIC -->` and
-    a line `<!-- end -->`."""
+    """The text with those of its sections that are on one of the topics."""
     return _SECTION.sub(lambda match: match["text"] if topics & set(match["topics"].split(", ")) else "", text)
 
 
-def topics_of(config: DepthRouteConfig) -> set[str]:
-    """What a card of this configuration is about: its residual type, how it starts, and what it has besides."""
+def topics_of(facts: Facts) -> set[str]:
+    """What a card is about: the residual type, how it starts, what it has besides, its class, and where it comes from."""
+    config = facts.config
     routed = config.residual_type in ("depth_attention", "dual_stream")
     scaled = config.residual_type in ("rezero", "layerscale")
     topics = {
@@ -55,78 +82,183 @@ def topics_of(config: DepthRouteConfig) -> set[str]:
         "value_route": config.depth_value_route != "shared",
         "details": bool(config.depth_detail_bases),
         "experts": config.num_experts > 0,
+        "converted": bool(facts.record),
+        "verified": facts.verification is not None,
+        "unverified": bool(facts.record) and facts.verification is None,
+        "trained": bool(facts.runs),
+        "evaluated": bool(facts.evaluations),
+        "sentence_transformers": facts.sentence_transformers,
     }
-    return {config.residual_type, *(topic for topic, holds in topics.items() if holds)}
+    by_class = _CLASS_TOPICS.get(facts.architecture, "other_class")
+    return {config.residual_type, by_class, *(topic for topic, holds in topics.items() if holds)}
 
 
 def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: ConversionReport) -> None:
-    """Write `README.md` into `folder`. It names no path of this machine."""
+    """Write `depthroute_conversion.json` and `README.md` into a new folder. They name no path of this machine."""
     name = Path(report.out).name
-    preset = PRESETS.get(report.preset)
-    if report.verification is None:
-        figures = "The conversion was not verified: run `depthroute verify SOURCE FOLDER`.\n"
+    write_record(folder, source, conversion_command(source.label, name, report), report)
+    (folder / CARD).write_text(card_text(read_facts(folder, name)), encoding="utf-8")
+
+
+def refresh_card(
+    folder: str | Path,
+    results: Sequence[str | Path] = (),
+    verification: str | Path | None = None,
+    base_model: str | None = None,
+    license_id: str | None = None,
+    license_name: str | None = None,
+    license_link: str | None = None,
+    language: Sequence[str] = (),
+) -> list[str]:
+    """Bring a folder's card up to what its files say. What was written into it by hand stays, but for the chapters `MEASURED`.
+
+    Args:
+        folder: a DepthRoute model folder: converted, trained, or made otherwise.
+        results: files that `depthroute eval --json` wrote; their figures are kept in `depthroute_evaluations.json`.
+        verification: file that `depthroute verify --json` wrote, of this folder.
+        base_model: hub id of what was converted, or "none" where that is not on the hub.
+        license_id, license_name, license_link, language: for the hub, in place of those of the source's card.
+
+    Returns:
+        What the hub still lacks, one line each; none where the card is complete.
+
+    Raises:
+        Refused: no DepthRoute model folder, a file that no command wrote, or one about another model. Nothing is written.
+    """
+    path = Path(folder)
+    told = {"base_model": base_model, "license": license_id, "license_name": license_name, "license_link": license_link}
+    told = {key: value for key, value in told.items() if value is not None}
+    facts = read_facts(path)
+    record = dict(facts.record)
+    if told or language:
+        record["hub"] = {**facts.hub, **told, **({"language": languages(list(language))} if language else {})}
+    if verification is not None:
+        record["verification"] = read_verification(Path(verification), path)
+    rows = facts.evaluations
+    for file in results:
+        rows = merged(rows, read_evaluations(Path(file), path, record.get("hub", {}).get("base_model")))
+    if record != facts.record:
+        write_json(path / RECORD, record)
+    if rows != facts.evaluations:
+        write_json(path / EVALUATIONS, {"rows": rows})
+    text = current_card(path)
+    (path / CARD).write_text(text, encoding="utf-8")
+    return card_problems(path, text)
+
+
+def current_card(folder: Path) -> str:
+    """The card as the folder's files have it now, with what was written into the present one by hand. Nothing is written."""
+    new = card_text(read_facts(folder))
+    card = folder / CARD
+    return renewed(card.read_text(encoding="utf-8"), new) if card.is_file() else new
+
+
+def card_problems(folder: Path, text: str) -> list[str]:
+    """What a folder's card lacks for the hub."""
+    facts = read_facts(folder)
+    return problems(text, "conversion" in facts.record and facts.hub.get("base_model") != UNPUBLISHED)
+
+
+def read_verification(file: Path, folder: Path) -> dict[str, Any]:
+    """What `depthroute verify --json` wrote about a folder.
+
+    Raises:
+        Refused: another file, or about another folder.
+    """
+    values = read_mapping(file)
+    if not {"rows", "converted", "failure", "trained_routing"} <= set(values):
+        raise Refused(f"{file}: got no verification, allowed: a file that `depthroute verify --json` wrote")
+    if values["converted"] != (name := folder.resolve().name):
+        raise Refused(f"{file}: got the verification of {values['converted']!r}, allowed: of {name!r}")
+    return values
+
+
+def card_text(facts: Facts) -> str:
+    """The whole card."""
+    config, conversion = facts.config, facts.record.get("conversion", {})
+    preset = PRESETS.get(config.preset_name)
+    hub_id = facts.hub.get("base_model")
+    label = conversion.get("source", "")
+    if not conversion:
+        origin = "A model"
+    elif hub_id and hub_id != UNPUBLISHED:
+        origin = f"[{hub_id}](https://huggingface.co/{hub_id})"
     else:
-        figures = _table([("figure", "value"), *report.verification.rows()])
-    text = Template(with_sections(template(), topics_of(config))).substitute(
-        metadata=yaml.safe_dump(card_metadata(source, report), sort_keys=False, allow_unicode=True).strip(),
-        name=name,
-        source=f"[{source.hub_id}](https://huggingface.co/{source.hub_id})" if source.hub_id else f"`{source.label}`",
-        preset=report.preset,
+        origin = f"`{label}`"
+    figures = [("figure", "value"), *map(tuple, (facts.verification or {}).get("rows", []))]
+    return Template(with_sections(template(), topics_of(facts))).substitute(
+        metadata=dump(card_metadata(facts)),
+        name=facts.name,
+        source=origin,
+        preset=config.preset_name,
         equation=preset.equation if preset else "",
         paper=preset.paper if preset else "",
-        command=conversion_command(source.label, name, report),
-        fields=_table([("field", "value"), *((f"`{k}`", f"`{getattr(config, k)}`") for k in read_fields(config))]),
-        conversion=_table([("", ""), *report.rows()]),
-        figures=figures,
+        command=facts.record.get("command", ""),
+        fields=table([("field", "value"), *((f"`{k}`", f"`{getattr(config, k)}`") for k in read_fields(config))]),
+        conversion=table([("", ""), *map(tuple, conversion.get("rows", []))]),
+        figures=table(figures),
+        training="\n".join(table([("", ""), *training_rows(run)]) for run in facts.runs),
+        evaluation=table(table_rows(facts.evaluations)),
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def conversion_command(source: str, out: str, report: ConversionReport) -> str:
     """The command that repeats a conversion, with names in place of paths."""
     asked = report.requested
-    parts = ["depthroute", "convert", source, out, "--preset", asked["preset"]]
+    parts = ["depthroute", "convert", source, out]
+    if asked["preset"] is not None:
+        parts += ["--preset", asked["preset"]]
     if asked["dtype"] is not None:
         parts += ["--dtype", report.dtype]
     if asked["block_size"] is not None:
         parts += ["--block-size", str(asked["block_size"])]
-    if not asked["anchored"]:
-        parts.append("--plain")
-    if asked["num_heads"] != 1:
+    if asked["anchored"] is not None:
+        parts.append("--anchored" if asked["anchored"] else "--plain")
+    if asked["num_heads"] not in (None, 1):
         parts += ["--heads", str(asked["num_heads"])]
     for key, value in asked["fields"].items():
         parts += ["--set", f"{key}={json.dumps(value)}"]
     return shlex.join(parts)
 
 
-def card_metadata(source: Source, report: ConversionReport) -> dict[str, Any]:
-    """The hub's metadata; licence and languages are the source card's, where it has one."""
-    metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if source.hub_id:
-        metadata["base_model"] = source.hub_id
-    carried = source_card_metadata(source.path)
-    metadata.update({key: carried[key] for key in _CARRIED if key in carried})
-    metadata["tags"] = ["depthroute", report.preset, "custom_code"]
-    return metadata
+def renewed(card: str, new: str) -> str:
+    """A card whose measured chapters are those of `new`. Entries of its head that are its own stay; missing ones are added."""
+    head, introduction, chapters = _parts(card)
+    new_head, _, new_chapters = _parts(new)
+    merged_head = {**new_head, **head}
+    merged_head["tags"] = list(dict.fromkeys([*_as_list(head.get("tags")), *_as_list(new_head.get("tags"))]))
+    for key in ("model-index", "datasets"):  # figures and data: as the files say, not as they once did
+        merged_head.pop(key, None)
+        if key in new_head:
+            merged_head[key] = new_head[key]
+    kept = {title: text for title, text in chapters.items() if title not in MEASURED}
+    order = [title for title in chapters if title in kept or title in new_chapters]
+    for index, title in enumerate(new_chapters):
+        if title not in chapters and title in MEASURED:
+            before = [other for other in list(new_chapters)[:index] if other in order]
+            order.insert(order.index(before[-1]) + 1 if before else len(order), title)
+    body = "".join(kept.get(title) or new_chapters[title] for title in order)
+    return f"---\n{dump(merged_head)}\n---{introduction}{body}"
 
 
-def source_card_metadata(folder: Path) -> dict[str, Any]:
-    """The YAML head of a folder's `README.md`; empty where there is none or it is no YAML mapping."""
-    path = folder / "README.md"
-    if not path.is_file():
-        return {}
-    head, *rest = path.read_text(encoding="utf-8", errors="replace").split("\n---", 1)
-    if not rest or not head.startswith("---"):
-        return {}
-    try:
-        metadata = yaml.safe_load(head[3:])
-    except yaml.YAMLError:
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
+def _parts(card: str) -> tuple[dict[str, Any], str, dict[str, str]]:
+    """A card's head, what stands before its first chapter, and its chapters by title, each with its heading."""
+    head = metadata_of(card)
+    body = card.split("\n---", 1)[1] if head else f"\n\n{card}"
+    introduction, *pieces = re.split(r"^(?=## )", body, flags=re.MULTILINE)
+    chapters: dict[str, str] = {}
+    for piece in pieces:
+        title = piece.partition("\n")[0].removeprefix("## ").strip()
+        chapters[title] = chapters.get(title, "") + (piece if piece.endswith("\n") else f"{piece}\n")
+    return head, introduction, chapters
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """A table in Markdown; the first row is its heading."""
     # a bar inside a cell would end it
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    lines = [f"| {left} | {right} |" for left, right in cells]
-    return "\n".join([lines[0], "|---|---|", *lines[1:]]) + "\n"
+    lines = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]]) + "\n"

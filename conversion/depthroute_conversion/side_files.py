@@ -23,8 +23,8 @@ from .weights import PICKLES
 
 GENERATION = "generation_config.json"
 MODULES = "modules.json"
-SIDE_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "README.md", "*[Ll][Ii][Cc][Ee][Nn]*", "*[Nn][Oo][Tt][Ii][Cc]*",
-                      "*[Pp][Oo][Ll][Ii][Cc][Yy]*", "COPYING*"]  # fmt: skip
+LEGAL_PATTERNS = ["*[Ll][Ii][Cc][Ee][Nn]*", "*[Nn][Oo][Tt][Ii][Cc][Ee]*", "*[Pp][Oo][Ll][Ii][Cc][Yy]*", "COPYING*"]
+SIDE_FILE_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt", "README.md", *LEGAL_PATTERNS]
 """Of a hub model: everything that may travel, and the card, whose licence and languages are carried on."""
 
 _LEGAL = re.compile(

@@ -31,7 +31,7 @@ from .modeling.residual_dual_stream import DualRead
 
 
 if TYPE_CHECKING:
-    from depthroute_conversion import convert, revert, verify
+    from depthroute_conversion import convert, push, refresh_card, revert, verify
 
     from .diagnostics.inspect import inspect
 
@@ -47,6 +47,8 @@ AutoModelForQuestionAnswering.register(DepthRouteConfig, DepthRouteForQuestionAn
 _LAZY = {
     "convert": "depthroute_conversion",
     "inspect": "depthroute.diagnostics.inspect",
+    "push": "depthroute_conversion",
+    "refresh_card": "depthroute_conversion",
     "revert": "depthroute_conversion",
     "verify": "depthroute_conversion",
 }
@@ -78,6 +80,8 @@ __all__ = [
     "RoutingWeights",
     "convert",
     "inspect",
+    "push",
+    "refresh_card",
     "revert",
     "verify",
 ]

@@ -60,6 +60,8 @@ def presets() -> None:
 app.command()(cli_conversion.convert)
 app.command()(cli_conversion.verify)
 app.command()(cli_conversion.revert)
+app.command()(cli_conversion.card)
+app.command()(cli_conversion.push)
 
 
 # not click's own parsing: TrainingArguments has more than a hundred options, which transformers' parser reads

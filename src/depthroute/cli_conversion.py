@@ -98,3 +98,62 @@ def revert(
     if json_file is not None:
         write_json(json_file, report.to_dict())
     print(f"written to {out}")
+
+
+def card(
+    folder: Path = typer.Argument(metavar="DIR", help="A DepthRoute model folder, converted or trained."),
+    results: list[Path] = typer.Option(
+        [], "--results", metavar="FILE", help="Of `depthroute eval --json`; repeatable."
+    ),
+    verification: Path | None = typer.Option(
+        None, metavar="FILE", help="Of `depthroute verify --json`, of this folder."
+    ),
+    base_model: str | None = typer.Option(
+        None, metavar="ORG/NAME", help="What was converted; none, where that is not on the hub."
+    ),
+    license_id: str | None = typer.Option(
+        None, "--license", metavar="ID", help="As the hub spells it: apache-2.0, other."
+    ),
+    license_name: str | None = typer.Option(None, help="With --license other."),
+    license_link: str | None = typer.Option(None, help="With --license other."),
+    language: list[str] = typer.Option([], help="ISO 639 code; repeatable."),
+) -> None:
+    """Renew a folder's README.md from what its commands wrote; exit code 1 where the hub still lacks something."""
+    from depthroute_conversion import refresh_card as run
+
+    from .errors import CheckFailed
+
+    lacking = run(folder, results, verification, base_model, license_id, license_name, license_link, language)
+    print(f"written to {folder / 'README.md'}")
+    if lacking:
+        raise CheckFailed(f"{folder / 'README.md'}: {'; '.join(lacking)}")
+
+
+def push(
+    folder: Path = typer.Argument(metavar="DIR", help="A DepthRoute model folder, converted or trained."),
+    repository: str = typer.Argument(metavar="ORG/NAME", help="The model on the hub; made where there is none."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Check, and list what would be sent; no network, no token, nothing written."
+    ),
+    private: bool | None = typer.Option(None, "--private/--public", help="Of a new repository.", show_default=False),
+    revision: str | None = typer.Option(
+        None, "--revision", "--branch", help="Branch to write to; made where there is none."
+    ),
+    message: str | None = typer.Option(None, help="Of the commit."),
+    create_pr: bool = typer.Option(False, "--create-pr", help="As a pull request."),
+    overwrite: bool = typer.Option(
+        False,
+        "--overwrite",
+        help="Write to a repository that has files: replaces those of the same name, and all weights.",
+    ),
+    allow_unverified: bool = typer.Option(False, "--allow-unverified", help="Publish without a known verification."),
+    exclude: list[str] = typer.Option([], metavar="PATTERN", help="Files or folders that stay here; repeatable."),
+    results: list[Path] = typer.Option([], "--results", metavar="FILE", help="As for `depthroute card`."),
+) -> None:
+    """Publish a folder as a model of the hub, with its card renewed."""
+    from depthroute_conversion import PushOptions
+    from depthroute_conversion import push as run
+
+    options = PushOptions(private, revision, message, create_pr, overwrite, allow_unverified, exclude)
+    print_rows(run(folder, repository, options, results=results, dry_run=dry_run).rows())
+    print("a dry run: nothing was sent" if dry_run else f"published as {repository}")

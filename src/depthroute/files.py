@@ -19,7 +19,7 @@ from .errors import Refused, one_line
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_NOT = ["original/*", "onnx/*", "gguf/*", "consolidated*"]
 # the base of the hub's own error is the error of the HTTP client that it uses, which changed between its releases
-_HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
+HUB_ERRORS: tuple[Any, ...] = (OSError, HFValidationError, HfHubHTTPError.__bases__[0])
 
 
 def is_hub_id(name: str) -> bool:
@@ -37,7 +37,7 @@ def download(hub_id: str, patterns: list[str], field: str = "model", local: str 
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_HUB_NOT))
-    except _HUB_ERRORS as error:
+    except HUB_ERRORS as error:
         raise Refused(
             f"{field}: got {hub_id!r}, no local folder, and the hub could not give it ({type(error).__name__}: "
             f"{one_line(error)}); allowed: {local} or the id of a reachable hub model"

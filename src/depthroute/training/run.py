@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training run from its arguments to a folder: model, data, Trainer, evaluation, results."""
 
+import json
 import platform
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from ..errors import Refused
 from ..files import check_model, check_parents, write_json
 from .arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
 from .data import PackedBlocks, divide, pack, read_files, read_split, split_names
+from .handing_on import folder_of, hand_on, set_aside_generation
 from .optimizer import ROUTING_GROUP
 from .routing_state import load_routing, routed_model, routing_parameters, save_routing
 from .trainer import DepthRouteTrainer
@@ -78,6 +80,8 @@ def run_training(
         raise Refused(f"freeze_base: {run.model} has no routing parameters, allowed: a model with depth reads")
     if run.routing:
         load_routing(model, run.routing)
+    start = folder_of(str(run.model))  # now: at the end there may be no network
+    keep_generation = set_aside_generation(model)
     tokenizer = AutoTokenizer.from_pretrained(run.model)
     train_blocks, validation_blocks = load_blocks(run, training, tokenizer, model.config)
 
@@ -110,6 +114,7 @@ def run_training(
             "transformers": transformers.__version__,
         },
         "data": {
+            **data_sources(run),
             "block_size": train_blocks.input_ids.shape[1],
             "train_blocks": len(train_blocks),
             "validation_blocks": 0 if validation_blocks is None else len(validation_blocks),
@@ -125,11 +130,29 @@ def run_training(
         "validation": validation,
         "log": trainer.state.log_history,
     }
+    if (start / RESULTS_FILE).is_file():
+        earlier = json.loads((start / RESULTS_FILE).read_text(encoding="utf-8"))
+        results["earlier_runs"] = [*earlier.pop("earlier_runs", []), earlier]
     if training.should_save:
+        hand_on(start, Path(training.output_dir), keep_generation)
         if training.freeze_base:
             save_routing(model, Path(training.output_dir) / ROUTING_FILE)
         write_json(Path(training.output_dir) / RESULTS_FILE, results)
     return results
+
+
+def data_sources(run: RunArguments) -> dict[str, Any]:
+    """Where the data came from, as far as it was said: a data set by its id, files by their names."""
+    sources = {
+        "train_files": [Path(file).name for file in run.train_files or []],
+        "validation_files": [Path(file).name for file in run.validation_files or []],
+        "dataset": run.dataset if run.dataset is None or not Path(run.dataset).exists() else Path(run.dataset).name,
+        "dataset_config": run.dataset_config,
+        "train_split": run.train_split if run.dataset else None,
+        "validation_split": _validation_split(run),
+        "validation_fraction": run.validation_fraction,
+    }
+    return {name: value for name, value in sources.items() if value}
 
 
 def _last_evaluation(trainer: DepthRouteTrainer) -> dict[str, float]:
