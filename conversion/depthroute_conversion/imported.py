@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from depthroute import DepthRouteConfig
 from depthroute.errors import Refused, one_line
@@ -54,7 +54,6 @@ class Hosted:
         fields: further routing fields.
         unit: sublayers of a block.
         adds: whether a read is added to the stream.
-        zeros: keys of ours that the origin does not have, and that are zero: [width of the embedding].
     """
 
     config: PreTrainedConfig
@@ -63,7 +62,6 @@ class Hosted:
     fields: dict[str, Any]
     unit: int
     adds: bool = False
-    zeros: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,14 +136,15 @@ def _read_fla(path: Path, entries: dict[str, Any]) -> Hosted:
         if type(given[key]) is not int or given[key] < 1:
             raise Refused(f"{path}: {key}: got {given[key]!r}, allowed: a whole number ≥ 1")
     size = given["attnres_block_size"]
-    whole = type(size) is int and (size == 1 or size >= 2 * layers or (size > 0 and size % 2 == 0))
+    whole = type(size) is int and size > 0 and (size == 1 or size >= 2 * layers or size % 2 == 0)
     if not whole:
         raise Refused(
             f"{path}: attnres_block_size: got {size!r}, allowed: 1, or an even number of sublayers (blocks are whole layers here)"
         )
     hosted_only: dict[str, tuple[bool, str]] = {
         "hidden_act": (given["hidden_act"] in ("swish", "silu"), "'swish'"),
-        "window_size": (given["window_size"] is None, "none, a causal attention"),
+        "window_size": (given["window_size"] is None or type(given["window_size"]) is int, "a whole number, or none"),
+        "qkv_bias": (not (given["qkv_bias"] and given["qk_norm"]), "False with qk_norm"),
         "rope_theta": (type(given["rope_theta"]) in (int, float), "a number, rotary positions"),
         "num_heads": (width % heads == 0, f"a divisor of hidden_size = {width}"),
         "norm_eps": (
@@ -172,16 +171,21 @@ def _read_fla(path: Path, entries: dict[str, Any]) -> Hosted:
         "intermediate_size": intermediate,
         "hidden_act": "silu",
         "rms_norm_eps": given["norm_eps"],
-        "attention_bias": bool(given["qkv_bias"]),
     }
-    kind = "Qwen3ForCausalLM" if given["qk_norm"] else "LlamaForCausalLM"
-    config = _config(path, Qwen3Config if given["qk_norm"] else LlamaConfig, stock)
-    # a bias of the queries, keys and values comes with one of the output here
-    biases = (f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(layers))
-    zeros = tuple(biases) if given["qkv_bias"] else ()
+    window = given["window_size"]
+    every_layer = {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+    # the stock class whose attention has just these norms, biases and window
+    if given["qk_norm"]:
+        kind, config = "Qwen3ForCausalLM", _config(path, Qwen3Config, {**stock, **every_layer})
+    elif given["qkv_bias"]:
+        kind, config = "Qwen2ForCausalLM", _config(path, Qwen2Config, {**stock, **every_layer})
+    elif window is not None:
+        kind, config = "MistralForCausalLM", _config(path, MistralConfig, {**stock, "sliding_window": window})
+    else:
+        kind, config = "LlamaForCausalLM", _config(path, LlamaConfig, stock)
     preset = "attnres" if size == 1 else "attnres-block"
     fields = {} if size == 1 else {"depth_block_size": -(-size // 2)}
-    return Hosted(config, ARCHITECTURES[kind], preset, fields, size, zeros=zeros)
+    return Hosted(config, ARCHITECTURES[kind], preset, fields, size)
 
 
 ORIGINS: dict[str, Origin] = {
@@ -231,21 +235,18 @@ class ImportedSource(RoutedSource):
 
     rules = KeyRules()
     carries_routing = True
+    loads_whole = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         found = {key: self.stored[theirs].shape for key, theirs in self.theirs.items()}
         width = (self.config.hidden_size,)
         queries = {key: width for key, shape in found.items() if key.endswith("_read.query") and shape == (1, *width)}
-        return {**found, **queries, **dict.fromkeys(self.hosted.zeros, width)}
+        return {**found, **queries}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        found = {key: self.stored[theirs].dtype for key, theirs in self.theirs.items()}
-        weight = found["model.embed_tokens.weight"]
-        return {**found, **dict.fromkeys(self.hosted.zeros, weight)}
+        return {key: self.stored[theirs].dtype for key, theirs in self.theirs.items()}
 
     def read(self, key: str) -> Tensor:
-        if key in self.hosted.zeros:
-            return torch.zeros(self.config.hidden_size, dtype=self.dtypes()[key])
         return self._folder.read(self.theirs[key]).reshape(self.shapes()[key])
 
     def is_verbatim(self, key: str) -> bool:
@@ -311,7 +312,7 @@ def _check_keys(
         backbone = set(hosted.architecture.stock(hosted.config).state_dict())
     reads = [f"model.{read_name(routing, s)}" for s in range(read_count(routing))]
     parameters = {f"{read}.{name}" for read in reads for name in ("query", "key_norm")}
-    expected = (backbone | parameters) - set(hosted.zeros)
+    expected = backbone | parameters
     tied = {"lm_head.weight"} if hosted.config.tie_word_embeddings else set()
     foreign = sorted(name for key, name in theirs.items() if key not in expected)
     foreign += sorted(set(stored) - set(theirs.values()))

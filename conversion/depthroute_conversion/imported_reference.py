@@ -54,8 +54,9 @@ class AttnResReference(nn.Module):
         positions = torch.arange(length).unsqueeze(0)
         angles = decoder.rotary_emb(stream, positions)
         masks = self._masks(length)
+        every = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
+        kinds = getattr(self.config, "layer_types", None) or [every] * len(decoder.layers)
         for index, layer in enumerate(decoder.layers):
-            kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * len(decoder.layers)
             for part in ("attn", "mlp"):
                 sources = completed if running is None else [*completed, running]
                 x = self.mix(f"layers.{index}.{part}_read", sources)

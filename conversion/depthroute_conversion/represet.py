@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from depthroute import (
     DepthRouteConfig,
@@ -82,7 +81,8 @@ class OwnSource(RoutedSource):
     """A folder of our own family.
 
     Attributes:
-        config: its configuration.
+        config: of the function that it computes: its own configuration, or the standard residual's where that is the same.
+        routing: its own configuration.
         stored: its tensors, without those of the routing where that starts anew.
         carries_routing: whether the routing comes along.
     """
@@ -90,6 +90,7 @@ class OwnSource(RoutedSource):
     path: Path
     label: str
     config: DepthRouteConfig
+    routing: DepthRouteConfig
     architecture: Architecture
     stored: Mapping[str, StoredTensor]
     carries_routing: bool
@@ -114,23 +115,20 @@ class OwnSource(RoutedSource):
     def is_verbatim(self, key: str) -> bool:
         return True
 
-    def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
-        model = self.architecture.ours.from_pretrained(
-            self.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        )
-        return model.eval()
+    def files(self) -> dict[str, Path]:
+        return self._folder.files()
 
     def copy_side_files(self, out: Path) -> SideFiles:
         return self._folder.copy_side_files(out)
 
     def target_config(self, request: Request) -> DepthRouteConfig:
         if not self.carries_routing:
-            return restarted_config(self.label, self.config, request)
-        return carried_config(self.label, self.config, request, self.read, self.shapes())
+            return restarted_config(self.label, self.routing, request)
+        return carried_config(self.label, self.routing, request, self.read, self.shapes())
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
         if self.carries_routing:
-            return 0.0 if config.depth_anchored == self.config.depth_anchored else EXPORT_GAP
+            return 0.0 if config.depth_anchored == self.routing.depth_anchored else EXPORT_GAP
         return 0.0 if promises_equality(config) else EXPORT_GAP
 
 
@@ -157,7 +155,8 @@ def open_own(folder: Path, label: str, hub_id: str | None) -> OwnSource:
     routing = set(meta_model(config, architecture.ours).routing_parameters())
     kept = {key: item for key, item in stored.items() if not (exact and key in routing)}
     decisions = () if exact else (f"its routing comes along: {config.preset_name}",)
-    return OwnSource(folder, label, config, architecture, kept, not exact, hub_id, decisions)
+    computed = DepthRouteConfig.from_preset("standard", base=config) if exact else config
+    return OwnSource(folder, label, computed, config, architecture, kept, not exact, hub_id, decisions)
 
 
 def our_architecture(folder: Path, config: DepthRouteConfig) -> Architecture:

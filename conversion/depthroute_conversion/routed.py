@@ -64,6 +64,8 @@ class RoutedSource(Source):
     """
 
     carries_routing: bool
+    loads_whole = False
+    """Whether `load_stock` gives something else than a model of the stock class."""
 
     @abstractmethod
     def target_config(self, request: Request) -> DepthRouteConfig:
