@@ -5,7 +5,6 @@
 Opening a source checks all that can be known without reading its weights. No code of a source is ever run.
 """
 
-import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,16 +14,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from depthroute.errors import Refused, one_line
+from depthroute.errors import Refused
 from depthroute.files import download, is_hub_id
 
-from .architectures import ARCHITECTURES, Architecture, choose_architecture, language_models
+from .architectures import Architecture, choose_architecture
 from .keys import KeyRules
 from .side_files import SIDE_FILE_PATTERNS, SideFiles, copy_side_files
 from .source_config import read_stock_config
-from .weights import PICKLES, StoredTensor, read_headers, read_tensor
+from .weights import DTYPES, PICKLES, StoredTensor, read_headers, read_tensor
 
 
 _HUB_FILES = ["*.safetensors", *SIDE_FILE_PATTERNS]
@@ -136,42 +135,13 @@ class FolderSource(Source):
         return copy_side_files(self.path, out, self.config.vocab_size)
 
 
-class GgufSource(Source):
-    """A .gguf file. Its tensors are dequantized to float32 by transformers, once: reading it takes a while."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.label = path.name
-        self._model = _load_gguf(path)
-        self.config = self._model.config
-        self.architecture = ARCHITECTURES[type(self._model).__name__]
-        # what the weights were quantized with is no property of the dequantized model
-        del self.config.quantization_config
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {key: tuple(tensor.shape) for key, tensor in self._model.state_dict().items()}
-
-    def dtypes(self) -> dict[str, torch.dtype]:
-        return {key: tensor.dtype for key, tensor in self._model.state_dict().items()}
-
-    def read(self, key: str) -> Tensor:
-        return self._model.state_dict()[key]
-
-    def is_verbatim(self, key: str) -> bool:
-        return False
-
-    def copy_side_files(self, out: Path) -> SideFiles:
-        before = set(out.iterdir())
-        tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, local_files_only=True)
-        tokenizer.save_pretrained(out)
-        return SideFiles(sorted(path.name for path in set(out.iterdir()) - before))
-
-
-def open_source(source: str | Path) -> Source:
+def open_source(source: str | Path, ignore_code: bool = False) -> Source:
     """Open and check a source.
 
     Args:
         source: a local folder, a `.gguf` file, or a hub id.
+        ignore_code: open a folder that comes with code of its own as the stock architecture that its configuration names. The
+            code is not run either way; what it would have computed otherwise is not kept.
 
     Raises:
         Refused: there is no such folder or file, the hub cannot give it, its configuration is not that of a supported,
@@ -183,9 +153,9 @@ def open_source(source: str | Path) -> Source:
     if path.is_file():
         return _open_file(path)
     if path.is_dir():
-        return _open_folder(path.resolve(), path.resolve().name)
+        return _open_folder(path.resolve(), path.resolve().name, None, ignore_code)
     if isinstance(source, str) and is_hub_id(source):
-        return _open_hub(source)
+        return _open_hub(source, ignore_code)
     raise Refused(
         f"source: got {str(source)!r}, which does not exist; allowed: a model folder, a .gguf file or a hub id"
     )
@@ -196,11 +166,14 @@ def _open_file(path: Path) -> Source:
         raise Refused(f"{path}: got a pickle file, allowed: safetensors only (pickle files run code)")
     if path.suffix != ".gguf":
         raise Refused(f"{path}: got a file, allowed: a model folder, a .gguf file or a hub id")
+    from .gguf_source import GgufSource
+
     return GgufSource(path.resolve())
 
 
-def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> Source:
+def _open_folder(folder: Path, label: str, hub_id: str | None, ignore_code: bool) -> Source:
     # those are sources themselves
+    from .fp8 import FP8_DTYPES, Fp8Source, block_size
     from .imported import foreign_entries, open_imported
     from .represet import is_own, open_own
 
@@ -208,39 +181,24 @@ def _open_folder(folder: Path, label: str, hub_id: str | None = None) -> Source:
         return open_own(folder, label, hub_id)
     if (entries := foreign_entries(folder)) is not None:
         return open_imported(folder, entries, label, hub_id)
-    config, declared = read_stock_config(folder)
-    stored = read_headers(folder)
+    config, declared = read_stock_config(folder, ignore_code)
+    settings = getattr(config, "quantization_config", None)
+    stored = read_headers(folder, DTYPES if settings is None else FP8_DTYPES)
     architecture, decision = choose_architecture(config.model_type, declared, stored)
     decisions = () if decision is None else (decision,)
-    return FolderSource(folder, label, config, architecture, stored, hub_id, decisions)
+    found = FolderSource(folder, label, config, architecture, stored, hub_id, decisions)
+    return found if settings is None else Fp8Source(found, block_size(folder / "config.json", settings))
 
 
-def _open_hub(hub_id: str) -> Source:
+def _open_hub(hub_id: str, ignore_code: bool) -> Source:
     from .imported import foreign_entries
     from .represet import is_own
 
     folder = _download(hub_id, ["config.json"])
     if not is_own(folder) and foreign_entries(folder) is None:
-        read_stock_config(folder)  # refuse before the weights travel
-    return _open_folder(_download(hub_id, _HUB_FILES), hub_id, hub_id)
+        read_stock_config(folder, ignore_code)  # refuse before the weights travel
+    return _open_folder(_download(hub_id, _HUB_FILES), hub_id, hub_id, ignore_code)
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:
     return download(hub_id, patterns, "source", "a model folder, a .gguf file")
-
-
-def _load_gguf(path: Path) -> PreTrainedModel:
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise Refused(f"{path}: got a file that does not begin with GGUF, allowed: a .gguf file")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
-        )
-    except ImportError as error:
-        raise Refused(f"{path}: reading .gguf files needs the package gguf: {one_line(error)}") from error
-    except (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct.error) as error:
-        raise Refused(f"{path}: transformers cannot load it: {type(error).__name__}: {one_line(error)}") from error
-    if type(model).__name__ not in ARCHITECTURES:
-        raise Refused(f"{path}: architectures: got {type(model).__name__}, allowed: {language_models()}")
-    return model

@@ -12,11 +12,29 @@ from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import read_backbone_config
 
 from .architectures import ARCHITECTURES, architectures_of, language_models
+from .keys import listed
 
 
-def read_stock_config(folder: Path) -> tuple[PreTrainedConfig, str | None]:
-    """The configuration of an unquantized model of a hosted type, and the one name among its `architectures`, if there is
-    one.
+METHOD = "fp8"
+"""The one kind of quantized weights that is read, by its `quant_method`."""
+
+_QUANTIZE_AFTER = "convert the checkpoint that it was quantized from, and quantize the conversion"
+_INSTEAD = {
+    "awq": _QUANTIZE_AFTER,
+    "gptq": _QUANTIZE_AFTER,
+    "bitsandbytes": "convert the checkpoint that it was quantized from, and load the conversion with a BitsAndBytesConfig",
+    "compressed-tensors": "convert the checkpoint that it was quantized from, or one of its publisher's with quant_method 'fp8'",
+}
+"""What to do in place of converting a quantized checkpoint, by its method."""
+
+
+def read_stock_config(folder: Path, ignore_code: bool = False) -> tuple[PreTrainedConfig, str | None]:
+    """The configuration of a model of a hosted type, and the one name among its `architectures`, if there is one. An entry
+    `quantization_config` that it has is one of FP8.
+
+    Args:
+        folder: the model folder.
+        ignore_code: accept a folder that comes with code of its own.
 
     Raises:
         Refused: `config.json` is missing, unreadable or out of range; another architecture; quantized weights, named by
@@ -34,9 +52,10 @@ def read_stock_config(folder: Path) -> tuple[PreTrainedConfig, str | None]:
     if not isinstance(entries, dict):
         raise Refused(f"{path}: got a {type(entries).__name__}, allowed: a model configuration")
     declared = _check_architecture(path, entries)
+    if not ignore_code:
+        _check_code(path, entries)
     if entries.get("quantization_config") is not None:
-        method = _quantization_method(entries["quantization_config"])
-        raise Refused(f"{path}: quantization_config: got {method!r}, allowed: unquantized weights")
+        _check_quantization(path, entries["quantization_config"])
     try:
         return read_backbone_config(folder), declared
     except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
@@ -59,6 +78,26 @@ def _check_architecture(path: Path, entries: dict) -> str | None:
         names = " or ".join(allowed) or f"{language_models()}, or their forms without a head or for classification"
         raise Refused(f"{path}: architectures: got {shown} (model_type {model_type!r}), allowed: {names}")
     return given[0] if given else None
+
+
+def _check_code(path: Path, entries: dict) -> None:
+    modules = sorted(item.name for item in path.parent.glob("*.py"))
+    if "auto_map" in entries or modules:
+        got = f"auto_map: got {entries['auto_map']}" if "auto_map" in entries else f"got {listed(modules)} beside it"
+        raise Refused(
+            f"{path}: {got}, code of its own, which is never run; allowed: a model without, or --ignore-code where its tensors "
+            f"are those of {' or '.join(item.name for item in architectures_of(entries['model_type']))} as transformers has it"
+        )
+
+
+def _check_quantization(path: Path, settings: object) -> None:
+    method = _quantization_method(settings)
+    if method != METHOD:
+        advice = _INSTEAD.get(method, "convert the checkpoint that it was quantized from")
+        raise Refused(
+            f"{path}: quantization_config: got {method!r}, allowed: unquantized weights, or quant_method {METHOD!r} with "
+            f"scales; instead {advice}"
+        )
 
 
 def _quantization_method(settings: object) -> str:
