@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from transformers import GenerationConfig
@@ -116,7 +117,9 @@ def generation_warning(folder: Path) -> str | None:
 
 
 def _named(folder: Path, *patterns: str) -> list[str]:
-    return sorted({path.name for pattern in patterns for path in folder.glob(pattern) if not path.is_dir()})
+    """Names directly in the folder, of links that lead nowhere too."""
+    files = [path.name for path in folder.iterdir() if not path.is_dir()]
+    return sorted(name for name in files if any(fnmatch(name, pattern) for pattern in patterns))
 
 
 def _sentence_files(source: Path) -> Iterator[str]:
