@@ -155,6 +155,7 @@ class ConversionReport:
         kept_files: tokenizer, chat template, generation configuration, licence.
         left_files: what else was in the source's folder, and stayed there.
         warnings: about kept files, one line each.
+        decisions: what was decided about the source that its configuration does not say, one line each.
         requested: the arguments that were given to `convert`.
         verification: None where it was not asked for.
     """
@@ -173,6 +174,7 @@ class ConversionReport:
     kept_files: list[str]
     left_files: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
     requested: dict[str, Any] = field(default_factory=dict)
     verification: VerificationReport | None = None
 
@@ -193,6 +195,7 @@ class ConversionReport:
             ("kept files", ", ".join(self.kept_files) or "none"),
             *([("left behind", listed(self.left_files))] if self.left_files else []),
             *(("warning", text) for text in self.warnings),
+            *(("decided", text) for text in self.decisions),
         ]
 
     def to_dict(self) -> dict[str, Any]:
