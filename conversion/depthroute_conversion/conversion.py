@@ -2,28 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convert`: a stock checkpoint in, a DepthRoute checkpoint out, verified before it appears."""
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from depthroute import PRESETS, DepthRouteConfig, DepthRouteModel, DepthRoutePreTrainedModel
+from depthroute import PRESETS, DepthRouteConfig, DepthRouteModel, DepthRoutePreTrainedModel, __version__
 from depthroute.errors import CheckFailed, Refused, one_line
 from depthroute.modeling.configuration_depthroute import nearest_names
 from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 
 from .card import write_card
-from .folder import check_apart, check_output, whole_folder
+from .folder import check_apart, check_output
+from .hashes import check_hashes, recorded_hashes, source_fingerprint
 from .keys import KeyPlan, plan_keys
-from .progress import Step, announce, steps
+from .progress import Progress, announce, steps
 from .reports import ConversionReport, read_fields
 from .routed import Request, RoutedSource
+from .routing import initial_value, meta_model
 from .source import Source, open_source
-from .verification import VERIFY_STEPS, compare, initial_routing, meta_model
+from .unfinished import UnfinishedFolder, unfinished_folder
+from .verification import VERIFY_STEPS, compare
 from .way_back import leave_way_back, note_origin
+from .weights import bytes_of, is_finite, weight_files
+from .writing import MAX_SHARD_SIZE, PlannedTensor, ShardPlan, cast_pieces, plan_shards, write_weights
 
 
 DEFAULT_PRESET = "delta-block"
@@ -43,8 +51,11 @@ def convert(
     fields: Mapping[str, Any] | None = None,
     verify: bool = True,
     progress: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    layerwise: bool | None = None,
+    ignore_code: bool = False,
 ) -> ConversionReport:
-    """Convert a Qwen3, Qwen3-MoE or Llama checkpoint to depth routing.
+    """Convert a Qwen3, Qwen3-MoE, Llama, Mistral or Qwen2 checkpoint to depth routing.
 
     Every tensor of the source is written as it is, bit for bit (cast only where `dtype` asks for it), experts in the
     source's own layout, and the parameters of the routing are added at their initial values. Tokenizer, chat template, generation configuration and licence are
@@ -64,9 +75,14 @@ def convert(
         fields: further fields of `DepthRouteConfig`.
         verify: compare the written folder with the source before it appears.
         progress: show a progress bar on standard error.
+        max_shard_size: bytes of a weight file at most, or such as "5GB"; one file where everything fits.
+        layerwise: verify with one layer in memory, or with the whole model; default: as `verification.fits` has it.
+        ignore_code: convert a folder that comes with code of its own as the stock architecture that it names (`open_source`).
 
     Raises:
-        Refused: anything about the input; nothing is written.
+        Refused: anything about the input; nothing is left behind.
+        Unfinished: the disk is full, or fails. Finished shards are kept beside `out`, and the same call goes on from there, as
+            it does after a kill.
         CheckFailed: equality was promised (`VerificationReport.equality_promised`) and does not hold, or the negative control has no effect;
             nothing is written.
     """
@@ -81,10 +97,11 @@ def convert(
         "anchored": anchored,
         "num_heads": num_heads,
         "fields": settings,
+        "ignore_code": ignore_code,
     }
     target = check_output(out, overwrite)
     announce(f"opening {source}", progress)
-    opened = open_source(source)
+    opened = open_source(source, ignore_code)
     check_apart(opened.path, target)
     if isinstance(opened, RoutedSource):
         config = opened.target_config(Request(preset, block_size, anchored, num_heads, settings))
@@ -103,16 +120,19 @@ def convert(
         opened.rules,
         bool(config.tie_word_embeddings),
     )
-    with steps(5 + (VERIFY_STEPS if verify else 0), progress) as step, whole_folder(target) as folder:
-        report = _write(opened, folder, config, model, plan, out_dtype, step)
-        report = replace(report, out=str(target), requested=requested)
-        del model
-        if verify:
-            verification = replace(compare(opened, folder, step), converted=target.name)
-            _check(report, verification)
-            report = replace(report, verification=verification)
-        step("writing the model card")
-        write_card(folder, opened, config, report)
+    work = _plan(opened, config, model, plan, out_dtype, max_shard_size)
+    recorded = recorded_hashes(weight_files(opened.path))
+    with steps(5 + (VERIFY_STEPS if verify else 0), progress) as step:
+        step("checking recorded hashes", sum(file.stat().st_size for file in recorded))
+        check_hashes(recorded, step)
+        with unfinished_folder(target, work.request(), overwrite) as folder:
+            report = replace(_write(work, folder, step), out=str(target), requested=requested)
+            if verify:
+                verification = replace(compare(opened, folder.files, step, layerwise), converted=target.name)
+                _check(report, verification)
+                report = replace(report, verification=verification)
+            step("writing the model card")
+            write_card(folder.files, opened, config, report)
     return report
 
 
@@ -164,82 +184,131 @@ def build_config(
         raise Refused(one_line(error)) from error
 
 
-def _write(
+@dataclass(frozen=True)
+class _Work:
+    """What a conversion is going to write."""
+
+    source: Source
+    config: DepthRouteConfig
+    model: DepthRoutePreTrainedModel
+    plan: KeyPlan
+    shards: ShardPlan
+    dtype: torch.dtype
+    cast_to: torch.dtype | None
+
+    def read(self, key: str) -> Tensor:
+        """A tensor of the output by its key: the source's, not cast yet, or the initial value of the routing."""
+        if key in self.plan.copied:
+            return read_finite(self.source, self.plan.copied[key])
+        return initial_value(self.model, key, self.shards.tensors[key].dtype)
+
+    def request(self) -> dict[str, Any]:
+        """What every written byte of the weights depends on, by topic."""
+        files = {name: [(key, self.plan.copied.get(key)) for key in keys] for name, keys in self.shards.files.items()}
+        types = {key: str(tensor.dtype) for key, tensor in self.shards.tensors.items()}
+        return {
+            "source": source_fingerprint(self.source.path),
+            "configuration": self.config.to_dict(),
+            "layout of shards": hashlib.sha256(json.dumps([files, types]).encode()).hexdigest(),
+            "version of depthroute": __version__,
+        }
+
+
+def _plan(
     source: Source,
-    folder: Path,
     config: DepthRouteConfig,
     model: DepthRoutePreTrainedModel,
     plan: KeyPlan,
     cast_to: torch.dtype | None,
-    step: Step,
-) -> ConversionReport:
-    dtype = config.dtype
-    step("reading the weights")
-    tensors = read_planned(source, plan, cast_to)
-    initial = initial_routing(model, dtype)
-    added = {key: initial[key] for key in plan.added}
-    step("writing the weights")
-    # as they are: the model itself stays without memory, and experts keep their layout
-    model.save_pretrained(folder, state_dict={**tensors, **added}, save_original_format=False)
+    max_shard_size: int | str,
+) -> _Work:
+    shapes, dtypes = source.shapes(), source.dtypes()
+    ours = {theirs: key for key, theirs in plan.copied.items()}
+    # in the source's order, in which its files are read from front to back
+    tensors = {ours[key]: PlannedTensor(shapes[key], cast_to or dtypes[key]) for key in shapes if key in ours}
+    routing = model.routing_parameters()
+    tensors |= {key: PlannedTensor(tuple(routing[key].shape), config.dtype) for key in plan.added}
+    return _Work(source, config, model, plan, plan_shards(tensors, max_shard_size), config.dtype, cast_to)
+
+
+def _write(work: _Work, folder: UnfinishedFolder, step: Progress) -> ConversionReport:
+    source, config, plan, tensors = work.source, work.config, work.plan, work.shards.tensors
+    check_tied(source, plan, work.cast_to)
+    step("writing the weights", work.shards.total_size)
+    write_weights(folder, work.shards, work.read, step)
+    save_config_and_code(work.model, folder)
     # saving notes the model's type, which was built in the default one
-    config.dtype = dtype
+    config.dtype = work.dtype
     note_origin(config, source)
-    config.save_pretrained(folder)
+    config.save_pretrained(folder.files)
     step("noting the way back")
-    leave_way_back(folder, source, plan, cast_to)
+    leave_way_back(folder.files, source, plan, work.cast_to)
     step("keeping the tokenizer")
-    side_files = source.copy_side_files(folder)
+    side_files = source.copy_side_files(folder.files)
     reads = [read_name(config, s) for s in range(read_count(config))]
     live = {read_name(config, s) for s in live_reads(config)}
-    prefix = "" if isinstance(model, DepthRouteModel) else "model."
+    prefix = "" if isinstance(work.model, DepthRouteModel) else "model."
     return ConversionReport(
         source=source.label,
-        out=str(folder),
+        out=str(folder.files),
         preset=config.preset_name,
         settings={key: getattr(config, key) for key in read_fields(config)},
-        dtype=str(dtype).removeprefix("torch."),
-        copied_tensors=len(tensors),
-        copied_parameters=sum(tensor.numel() for tensor in tensors.values()),
-        added_tensors=len(added),
-        added_parameters=sum(tensor.numel() for tensor in added.values()),
+        dtype=str(config.dtype).removeprefix("torch."),
+        copied_tensors=len(plan.copied),
+        copied_parameters=sum(math.prod(tensors[key].shape) for key in plan.copied),
+        added_tensors=len(plan.added),
+        added_parameters=sum(math.prod(tensors[key].shape) for key in plan.added),
         live_reads=len(live),
         inert_reads=[f"{prefix}{name}" for name in reads if name not in live],
         kept_files=side_files.kept,
         left_files=side_files.left,
         warnings=side_files.warnings,
+        decisions=list(source.decisions),
     )
 
 
-def read_planned(source: Source, plan: KeyPlan, cast_to: torch.dtype | None) -> dict[str, Tensor]:
-    """The source's tensors by our keys, cast to `cast_to` where it is given.
+def save_config_and_code(model: DepthRoutePreTrainedModel, folder: UnfinishedFolder) -> None:
+    """What transformers saves of a model besides its weights: configuration, code, generation configuration."""
+    # elsewhere: it removes shards that it has not written
+    beside = folder.root / "beside"
+    model.save_pretrained(beside, state_dict={})
+    for file in sorted(beside.iterdir()):
+        file.replace(folder.files / file.name)
+    beside.rmdir()
 
-    Raises:
-        Refused: a tied head whose tensor is another than the embedding, or a value that overflows in `cast_to`.
+
+def check_tied(source: Source, plan: KeyPlan, cast_to: torch.dtype | None) -> None:
     """
-    ours = {theirs: key for key, theirs in plan.copied.items()}
-    shared = {source.rules.to_source(key): to for key, to in plan.shared.items()}
-    tensors, heads = {}, {}
-    for key, tensor in source.tensors():
-        if key in ours:
-            tensors[ours[key]] = _cast(key, tensor, cast_to)
-        elif key in shared:
-            heads[key] = _cast(key, tensor, cast_to)
-    for key, head in heads.items():
-        if not torch.equal(head, tensors[shared[key]]):
+    Raises:
+        Refused: a tied head that the source spells out, with another tensor than the embedding.
+    """
+    for head, to in plan.shared.items():
+        theirs = source.rules.to_source(head)
+        # by their hashes: one of them is in memory at a time
+        if _digest(source, theirs, cast_to) != _digest(source, plan.copied[to], cast_to):
             raise Refused(
-                f"tie_word_embeddings: got True, but {key} is not {shared[key]} in {source.label}; "
+                f"tie_word_embeddings: got True, but {theirs} is not {to} in {source.label}; "
                 "allowed: equal tensors, or --set tie_word_embeddings=false"
             )
-    return tensors
 
 
-def _cast(key: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None or tensor.dtype == dtype:
-        return tensor
-    cast = tensor.to(dtype)
-    if not torch.isfinite(cast).all() and torch.isfinite(tensor).all():
-        largest = tensor.abs().max().item()
+def _digest(source: Source, key: str, cast_to: torch.dtype | None) -> str:
+    digest = hashlib.sha256()
+    tensor = source.read(key)
+    for piece in cast_pieces(key, tensor, cast_to or tensor.dtype):
+        digest.update(bytes_of(piece))
+    return digest.hexdigest()
+
+
+def read_finite(source: Source, key: str) -> Tensor:
+    """A tensor of the source.
+
+    Raises:
+        Refused: it holds NaN or infinities.
+    """
+    tensor = source.read(key)
+    if not is_finite(tensor):
         raise Refused(
-            f"dtype: got {dtype}, in which {key} overflows (largest value {largest:.4g}); allowed: a wider type"
+            f"{source.files().get(key, source.path)}: {key}: got values that are NaN or infinite, allowed: finite ones"
         )
-    return cast
+    return tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 from depthroute.errors import Refused
 
 from .progress import Progress
-from .weights import CHUNK
+from .weights import CHUNK, weight_files
 
 
 SUMS = ("SHA256SUMS", "SHA256SUMS.txt", "sha256sums.txt", "checksums.sha256")
@@ -82,3 +82,20 @@ def check_hashes(recorded: dict[Path, str], progress: Progress) -> None:
         got = hash_file(file, progress)
         if got != expected:
             raise Refused(f"{file}: sha256: got {got}, recorded {expected}; allowed: the file as it was published")
+
+
+def source_fingerprint(path: Path) -> list[tuple[str, int, int, str]]:
+    """Name, size, time of change (ns) and hash of the head of every file that a source's tensors come from, and of its
+    configuration: enough to tell that something has been exchanged, without reading it."""
+    config = [path / "config.json"] if (path / "config.json").is_file() else []
+    return [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns, _hash_of_head(file))
+        for file in [*config, *weight_files(path)]
+    ]
+
+
+def _hash_of_head(file: Path) -> str:
+    with file.open("rb") as stream:
+        first = stream.read(8)
+        length = int.from_bytes(first, "little") if file.suffix == ".safetensors" else CHUNK
+        return hashlib.sha256(first + stream.read(min(length, 8 * CHUNK))).hexdigest()

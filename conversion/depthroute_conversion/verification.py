@@ -1,244 +1,279 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The proof that a conversion changed nothing, or by how much: same token ids through the source, in transformers' own
-class, and through the folder that was written, loaded from disk."""
+"""The proof that a conversion changed nothing, or by how much: every tensor, and the same token ids through the source, in
+transformers' own class, and through the folder that was written.
+
+Where the whole model is more than one shard of the folder, or more than there is memory for, outputs are computed layer by
+layer (`layerwise.py`), with the same result.
+"""
 
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from depthroute import DepthRouteConfig, DepthRouteModel, DepthRoutePreTrainedModel
-from depthroute.errors import Refused, one_line
-from depthroute.modeling.configuration_depthroute import read_backbone_config
-from depthroute.modeling.modeling_depthroute import RESIDUALS
-from depthroute.modeling.residual_standard import StandardResidual
+from depthroute import DepthRouteConfig, DepthRoutePreTrainedModel
 
 from .architectures import Architecture
-from .experts import apart
+from .experts import apart, apart_shapes
 from .keys import KeyRules, plan_keys
-from .progress import Step, announce, steps
+from .layerwise import empty_model, evaluate_layerwise, model_reader
+from .memory import available_memory
+from .probes import (
+    COMPARED,
+    align_weights,
+    control,
+    max_difference,
+    outputs,
+    perturb,
+    probe_ids,
+    standard_deviation,
+)
+from .progress import Progress, announce, steps
 from .reports import VerificationReport
+from .routed import RoutedSource
+from .routing import (
+    initial_routing,
+    meta_model,
+    moved_parameters,
+    moved_routing,
+    promises_equality,
+    read_converted_config,
+)
 from .source import Source, open_source
-from .weights import StoredTensor, read_headers, read_tensors
+from .weights import StoredTensor, bytes_of, pieces, read_headers, read_range, read_tensor
 
 
-PROBES = ((1, 1), (1, 7), (3, 16), (1, 64))
-"""Shapes [B, T] of the token ids. Where the source or the conversion has a sliding window that is shorter than the context, one
-more sequence is `BEYOND_WINDOW` longer than the longest such window (cut at the context): what no shorter one could see."""
+__all__ = [
+    "VERIFY_STEPS",
+    "align_weights",
+    "compare",
+    "initial_routing",
+    "max_difference",
+    "meta_model",
+    "moved_routing",
+    "outputs",
+    "probe_ids",
+    "promises_equality",
+    "read_converted_config",
+    "verify",
+]
 
-BEYOND_WINDOW = 8
-COMPARED = 64
-"""Last positions of a sequence whose logits are compared: all, but for a sequence beyond a window."""
-
-SEED = 20260518
-VERIFY_STEPS = 5
-CONTROLS = ("gate_bias", "mlp_scale", "query")
-"""What the negative control may change, by the last part of its name. No residual has two of them."""
+VERIFY_STEPS = 3
 
 
-def verify(source: str | Path, converted: str | Path, progress: bool = False) -> VerificationReport:
-    """Compare a converted folder with its source on fixed token ids.
+def verify(
+    source: str | Path,
+    converted: str | Path,
+    progress: bool = False,
+    layerwise: bool | None = None,
+    ignore_code: bool = False,
+) -> VerificationReport:
+    """Compare a converted folder with its source, tensor by tensor and on fixed token ids.
 
-    The source is cast to the output's dtype first, and both sets of weights lie in memory alike (`align_weights`). One model
-    is in memory at a time. Nothing is written. The report says what was found; `report.check()` raises where that is a failure.
+    The source is cast to the output's dtype first. One model is in memory at a time, or one layer of it. Nothing is written. The
+    report says what was found; `report.check()` raises where that is a failure.
 
     Args:
         source: a folder, a hub id or a .gguf file.
         converted: a folder that `convert` wrote, trained since or not.
         progress: show a progress bar on standard error.
+        layerwise: compute outputs with one layer in memory, or with all of them; default: as `fits` has it. The result is the
+            same.
+        ignore_code: as `open_source` has it.
 
     Raises:
         Refused: the source or the folder cannot be opened, or the folder is no conversion of that source: missing or
             unexpected keys, or other shapes.
     """
     folder = Path(converted).expanduser().resolve()
-    _read_config(folder)  # at once: opening a source may take minutes
+    read_converted_config(folder)  # at once: opening a source may take minutes
     announce(f"opening {source}", progress)
-    opened = open_source(source)
+    opened = open_source(source, ignore_code)
     with steps(VERIFY_STEPS, progress) as step:
-        return compare(opened, folder, step)
+        return compare(opened, folder, step, layerwise)
 
 
-def compare(source: Source, folder: Path, step: Step) -> VerificationReport:
+def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None = None) -> VerificationReport:
     """`verify` on an opened source; takes `VERIFY_STEPS` steps."""
-    config = _read_config(folder)
+    config = read_converted_config(folder)
     stored = read_headers(folder)
     architecture = source.architecture
-    shapes, routing = model_shapes(config, architecture.ours)
+    empty = meta_model(config, architecture.ours)
+    shapes = {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
+    routing = list(empty.routing_parameters())
     tied = bool(config.tie_word_embeddings)
     written = {key: item.shape for key, item in stored.items()}
     # every key, those of the routing too: loading would start missing ones afresh, which must not pass for a conversion
     plan_keys(str(folder), written, shapes, [], KeyRules(), tied)
-    plan_keys(f"{source.label}, as the source of {folder.name}", source.shapes(), shapes, routing, source.rules, tied)
-    step("comparing the weights")
-    changed = _changed_tensors(source, {key: item for key, item in stored.items() if key not in routing})
-    dtype = config.dtype or next(iter(stored.values())).dtype
+    carried = isinstance(source, RoutedSource) and source.carries_routing
+    added = [] if carried else routing
+    plan_keys(f"{source.label}, as the source of {folder.name}", source.shapes(), shapes, added, source.rules, tied)
+    step("comparing the weights", sum(item.size for item in stored.values()))
+    changed = changed_tensors(source, {key: item for key, item in stored.items() if key not in added}, step)
+    dtype = written_dtype = config.dtype or next(iter(stored.values())).dtype
+    allowed_gap = 0.0 if promises_equality(config) else math.inf
+    if isinstance(source, RoutedSource):
+        allowed_gap = source.allowed_gap(config)
+        # a bound on rounding, which is that of float32
+        dtype = torch.float32 if allowed_gap else dtype
+    trained = moved_parameters(empty, added, lambda key: read_tensor(key, stored[key]).to(dtype), written_dtype)
     windows = [getattr(each, "sliding_window", None) for each in (source.config, config)]
     probes = probe_ids(config.vocab_size, config.max_position_embeddings, windows)
 
-    step(f"computing logits of {source.label}")
-    stock = align_weights(source.load_stock(dtype))
-    expected = outputs(architecture, stock, probes)
-    del stock
-    gc.collect()
-
-    step("loading the converted folder")
-    model = architecture.ours.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
-    align_weights(model.eval())
-    trained = moved_routing(model)
-    step("computing its logits")
-    got = outputs(architecture, model, probes)
-    step("negative control")
-    perturbed = perturb(model)
-    control = outputs(architecture, model, probes)
+    if layerwise is None:
+        layerwise = not fits(stored, dtype)
+    one_way = (_layerwise_source, _layerwise_converted) if layerwise else (_whole_source, _whole_converted)
+    of_source, of_converted = one_way
+    if isinstance(source, RoutedSource) and source.loads_whole:
+        of_source = _whole_source
+    expected = of_source(source, dtype, probes, step)
+    got, controlled, perturbed = of_converted(folder, config, architecture, stored, dtype, probes, step)
 
     return VerificationReport(
         source=source.label,
         converted=folder.name,
         preset=config.preset_name,
-        equality_promised=promises_equality(config),
+        equality_promised=allowed_gap == 0,
+        allowed_gap=allowed_gap,
         dtype=str(dtype).removeprefix("torch."),
         probes=[list(ids.shape) for ids in probes],
         max_abs_difference=max_difference(expected, got),
-        logits_std=torch.cat([item.flatten() for item in expected]).double().std().item(),
+        logits_std=standard_deviation(expected),
         bitwise_equal=all(map(torch.equal, expected, got)),
         perturbed=perturbed,
-        control_difference=max_difference(expected, control),
-        control_differs=not all(map(torch.equal, got, control)),
+        control_difference=max_difference(expected, controlled),
+        control_differs=not all(map(torch.equal, got, controlled)),
         trained_routing=trained,
         changed=changed,
     )
 
 
-def _read_config(folder: Path) -> DepthRouteConfig:
-    try:
-        config = read_backbone_config(folder) if folder.is_dir() else None
-    except (ValueError, OSError, StrictDataclassError) as error:
-        raise Refused(f"{folder}: {one_line(error)}") from error
-    if not isinstance(config, DepthRouteConfig):
-        got = "no folder" if config is None else f"model_type {config.model_type!r}"
-        raise Refused(f"{folder}: got {got}, allowed: a folder that `depthroute convert` wrote")
-    return config
+def fits(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> bool:
+    """Whether a whole model is to be in memory at once: it is no more than the largest of the folder's files, which is what a
+    conversion may use, and no more than half of the memory that there is."""
+    files: dict[Path, int] = {}
+    for item in stored.values():
+        files[item.file] = files.get(item.file, 0) + item.size
+    size = sum(item.numel for item in stored.values()) * dtype.itemsize
+    return size <= min(max(files.values()), available_memory() // 2)
 
 
-def promises_equality(config: DepthRouteConfig) -> bool:
-    """Whether a conversion computes at its start what its source computes, bit for bit: every anchored one whose residual
-    can, and the standard residual."""
-    residual = RESIDUALS[config.residual_type]
-    return residual.starts_exactly and (config.depth_anchored or residual is StandardResidual)
-
-
-def meta_model(config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]) -> DepthRoutePreTrainedModel:
-    """The model without memory for its parameters.
-
-    Raises:
-        Refused: a value of the configuration that only building finds out about: an activation or a rope type that there is
-            none of, a number of heads that divides nothing.
+def changed_tensors(source: Source, stored: Mapping[str, StoredTensor], progress: Progress) -> list[str]:
+    """Our keys whose stored bytes are not the source's, cast to their type. Experts are compared one by one, so that layouts
+    may differ: a trained conversion is saved in transformers' own. In memory are one tensor of the source and a piece of ours.
     """
-    try:
-        with torch.device("meta"):
-            return ours(config)
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        looked_at = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
-        values = ", ".join(f"{name} = {getattr(config, name, None)}" for name in looked_at)
-        raise Refused(
-            f"configuration: no model can be built of it ({type(error).__name__}: {one_line(error)}), "
-            f"got {values}; allowed: values that transformers knows"
-        ) from error
-
-
-def model_shapes(
-    config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """The shape of every tensor of the model by key, and the keys of its routing."""
-    model = meta_model(config, ours)
-    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}, list(model.routing_parameters())
-
-
-def initial_routing(model: DepthRoutePreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The routing parameters' initial values, by key, as `_init_weights` sets them. `model` is on the meta device, and only
-    these are given memory."""
-    owners = {}
-    for key, parameter in model.routing_parameters().items():
-        owner, _, name = key.rpartition(".")
-        owners[owner] = model.get_submodule(owner)
-        setattr(owners[owner], name, nn.Parameter(torch.empty_like(parameter, device="cpu", dtype=dtype)))
-    for module in owners.values():
-        model._init_weights(module)
-    return {key: parameter.detach() for key, parameter in model.routing_parameters().items()}
-
-
-def moved_routing(model: DepthRoutePreTrainedModel) -> list[str]:
-    """The routing parameters that are not at the values of a freshly initialised model of the same configuration."""
-    initial = initial_routing(meta_model(model.config, type(model)), model.dtype)
-    return [key for key, value in model.routing_parameters().items() if not torch.equal(value, initial[key])]
-
-
-def _changed_tensors(source: Source, stored: dict[str, StoredTensor]) -> list[str]:
-    """Our keys whose stored tensor is not the source's, cast to its type. Experts are compared one by one, so that layouts
-    may differ: a trained conversion is saved in transformers' own."""
-    written = dict(apart(read_tensors(stored)))
-    changed = []
-    for key, tensor in apart(source.tensors()):
-        ours = written.get(source.rules.to_ours(key))
-        if ours is not None and not (ours.shape == tensor.shape and torch.equal(tensor.to(ours.dtype), ours)):
-            changed.append(source.rules.to_ours(key))
+    places = {}
+    for key, item in stored.items():
+        first = 0
+        for name, shape in (apart_shapes(key, item.shape) or {key: item.shape}).items():
+            places[name] = (key, shape, first)
+            first += math.prod(shape)
+    changed, rules = [], source.rules
+    for key in source.shapes():
+        if rules.is_derived(key):
+            continue
+        for name, tensor in apart([(key, source.read(key))]):
+            ours = rules.to_ours(name)
+            if ours in places:
+                where, shape, first = places[ours]
+                if shape != tuple(tensor.shape) or not _same_bytes(tensor, where, stored[where], first, progress):
+                    changed.append(ours)
     return changed
 
 
-def probe_ids(vocab_size: int, longest: int, windows: Sequence[int | None] = ()) -> list[Tensor]:
-    """The fixed token ids: int64 [B, T] for each of `PROBES`, and one sequence longer than the sliding windows that are below
-    `longest`, the context; all below `vocab_size`, and no longer than `longest`."""
-    generator = torch.Generator().manual_seed(SEED)
-    binding = [window for window in windows if window is not None and window < longest]
-    beyond = [(1, max(binding) + BEYOND_WINDOW)] if binding else []
-    shapes = dict.fromkeys((rows, min(length, longest)) for rows, length in (*PROBES, *beyond))
-    return [torch.randint(vocab_size, shape, generator=generator) for shape in shapes]
+def _same_bytes(tensor: Tensor, key: str, item: StoredTensor, first: int, progress: Progress) -> bool:
+    for piece in pieces(tensor, item.dtype):
+        if bytes_of(piece) != bytes_of(read_range(key, item, first, piece.numel())):
+            return False
+        first += piece.numel()
+        progress.advance(piece.nbytes)
+    return True
 
 
-@torch.no_grad()
-def align_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Move every weight out of the file that it is mapped from, into memory as torch allocates it; returns `model`.
-
-    A matrix product of the same numbers may differ in its last bits where they lie at another offset from a 64-byte
-    boundary, and offsets differ between two files. Only numbers are to be compared here.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
-    return model
+def _whole_source(source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress) -> list[Tensor]:
+    step(f"computing outputs of {source.label}")
+    stock = align_weights(source.load_stock(dtype))
+    return outputs(source.architecture, stock, probes)
 
 
-def outputs(architecture: Architecture, model: PreTrainedModel, probes: list[Tensor]) -> list[Tensor]:
-    """What must be equal, for each probe: `Architecture.evaluate` of the last `COMPARED` positions."""
-    return [architecture.evaluate(model, ids, COMPARED) for ids in probes]
+def _layerwise_source(source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress) -> list[Tensor]:
+    shapes, rules = source.shapes(), source.rules
+    size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    step(f"computing outputs of {source.label}, layer by layer", size)
+    model = empty_model(source.architecture.stock, source.config, dtype)
+    keys = {rules.to_ours(key) for key in shapes if not rules.is_derived(key)}
+
+    def read(key: str) -> Tensor:
+        tensor = source.read(rules.to_source(key))
+        step.advance(tensor.numel() * dtype.itemsize)
+        return tensor
+
+    tied = rules.tied if source.config.tie_word_embeddings else {}
+    computations = [partial(source.architecture.evaluate, model, ids, COMPARED) for ids in probes]
+    return evaluate_layerwise(model, model_reader(model, read, keys, tied), computations, resident=_routing(model))
 
 
-def max_difference(expected: list[Tensor], got: list[Tensor]) -> float:
-    """max |Δ| over all probes, in float64; NaN if any logit is."""
-    largest = [(a.double() - b.double()).abs().max().item() for a, b in zip(expected, got, strict=True)]
-    return math.nan if any(map(math.isnan, largest)) else max(largest)
+def _routing(model: PreTrainedModel) -> list[str]:
+    """What has to be in memory all the time: a group of layers may prepare its reads together."""
+    return list(model.routing_parameters()) if isinstance(model, DepthRoutePreTrainedModel) else []
 
 
-@torch.no_grad()
-def perturb(model: DepthRoutePreTrainedModel) -> str:
-    """The negative control: add noise of unit variance to the last layer's `CONTROLS` (the final read's, where no layer has
-    any), and return its name. Where there is no routing (`standard`), add 10 to one weight of the last layer's attention."""
-    routing = model.routing_parameters()
-    names = [key for leaf in CONTROLS for key in routing if key.rpartition(".")[2] == leaf]
-    if not names:
-        prefix = "" if isinstance(model, DepthRouteModel) else "model."
-        name = f"{prefix}layers.{model.config.num_hidden_layers - 1}.self_attn.o_proj.weight"
-        model.get_parameter(name)[0, 0] += 10
-        return name
-    # mHC's final gates only scale streams that are equal at the start, which the final norm undoes
-    name = ([name for name in names if "final_read" not in name] or names)[-1]
-    parameter = routing[name]
-    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(SEED))
-    nn.Parameter.add_(parameter, noise.to(parameter.dtype))
-    return name
+Outputs = tuple[list[Tensor], list[Tensor], str]
+"""A conversion's outputs, those with one parameter changed, and its name."""
+
+
+def _whole_converted(
+    folder: Path,
+    config: DepthRouteConfig,
+    architecture: Architecture,
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    probes: list[Tensor],
+    step: Progress,
+) -> Outputs:
+    gc.collect()  # the source's model
+    step("computing outputs of the conversion")
+    model = architecture.ours.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+    align_weights(model.eval())
+    got = outputs(architecture, model, probes)
+    perturbed = perturb(model)
+    return got, outputs(architecture, model, probes), perturbed
+
+
+def _layerwise_converted(
+    folder: Path,
+    config: DepthRouteConfig,
+    architecture: Architecture,
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    probes: list[Tensor],
+    step: Progress,
+) -> Outputs:
+    step(
+        "computing outputs of the conversion, layer by layer",
+        sum(item.numel for item in stored.values()) * dtype.itemsize,
+    )
+    model = empty_model(architecture.ours, config, dtype)
+
+    def read(key: str) -> Tensor:
+        tensor = read_tensor(key, stored[key])
+        step.advance(tensor.numel() * dtype.itemsize)
+        return tensor
+
+    tied = KeyRules().tied if config.tie_word_embeddings else {}
+    perturbed, change = control(model)
+    computations = [partial(architecture.evaluate, model, ids, COMPARED) for ids in probes]
+    found = evaluate_layerwise(
+        model,
+        model_reader(model, read, stored, tied),
+        [*computations, *computations],
+        resident=_routing(model),
+        changes={len(probes) + index: {perturbed: change} for index in range(len(probes))},
+    )
+    return found[: len(probes)], found[len(probes) :], perturbed
