@@ -7,6 +7,17 @@ from pathlib import Path
 import typer
 
 
+IGNORE_CODE = "Take SRC, which has code of its own, for the stock model that its config.json names; no code is run."
+
+LAYERWISE = typer.Option(
+    None,
+    "--layerwise/--whole",
+    help="Compute outputs with one layer in memory, or with all; default: one, where the model is more than one file or half of "
+    "the free memory.",
+    show_default=False,
+)
+
+
 def print_rows(rows: list[tuple[str, str]]) -> None:
     """Label and value, one line each however narrow the terminal, so that a phrase can be searched for."""
     width = max(len(label) for label, _ in rows)
@@ -16,7 +27,9 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
 
 def convert(
     source: str = typer.Argument(
-        metavar="SRC", help="Model folder, .gguf file or hub id: stock, of our family, or AttnRes."
+        metavar="SRC",
+        help="Model folder, .gguf file or hub id: Qwen3, Qwen3-MoE, Llama, Mistral or Qwen2, with a language head, a classifier "
+        "or none, plain or in FP8; of our family; or AttnRes.",
     ),
     out: Path = typer.Argument(metavar="OUT", help="Folder to write."),
     preset: str | None = typer.Option(
@@ -33,6 +46,9 @@ def convert(
     settings: list[str] = typer.Option([], "--set", metavar="FIELD=VALUE", help="Any configuration field; repeatable."),
     dtype: str | None = typer.Option(None, help="float32, bfloat16 or float16; default: the source's."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace OUT once the new folder is complete."),
+    max_shard_size: str = typer.Option("5GB", help="Bytes of a weight file at most, such as 500MB."),
+    layerwise: bool | None = LAYERWISE,
+    ignore_code: bool = typer.Option(False, "--ignore-code", help=IGNORE_CODE),
 ) -> None:
     """Convert a checkpoint to depth routing and prove that nothing changed."""
     from depthroute_conversion import convert as run
@@ -49,6 +65,9 @@ def convert(
         overwrite=overwrite,
         fields=parse_settings(settings),
         progress=True,
+        max_shard_size=max_shard_size,
+        layerwise=layerwise,
+        ignore_code=ignore_code,
     )
     assert report.verification is not None
     print_rows(report.rows() + report.verification.rows())
@@ -62,6 +81,8 @@ def verify(
         False, "--allow-gap", help="Accept a gap at step 0 where equality is not promised (plain, mhc)."
     ),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the figures here too."),
+    layerwise: bool | None = LAYERWISE,
+    ignore_code: bool = typer.Option(False, "--ignore-code", help=IGNORE_CODE),
 ) -> None:
     """Compare a converted folder with its source: exit code 0 if bitwise equal, 1 if not."""
     from depthroute_conversion import verify as run
@@ -69,7 +90,7 @@ def verify(
     from .files import check_json_file, write_json
 
     check_json_file(json_file)
-    report = run(source, out, progress=True)
+    report = run(source, out, progress=True, layerwise=layerwise, ignore_code=ignore_code)
     print_rows(report.rows())
     if json_file is not None:
         failure = report.failure(allow_gap)
