@@ -218,6 +218,8 @@ def conversion_command(source: str, out: str, report: ConversionReport) -> str:
         parts += ["--heads", str(asked["num_heads"])]
     for key, value in asked["fields"].items():
         parts += ["--set", f"{key}={json.dumps(value)}"]
+    if asked.get("ignore_code"):
+        parts.append("--ignore-code")
     return shlex.join(parts)
 
 
