@@ -5,23 +5,25 @@
 import gc
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from depthroute import DepthRouteConfig
+from depthroute import DepthRouteConfig, __version__
 from depthroute.errors import Refused
 
 from .architectures import ARCHITECTURES, Architecture
-from .folder import check_apart, check_output, whole_folder
+from .folder import check_apart, check_output
+from .hashes import source_fingerprint
 from .keys import listed
-from .progress import Step, steps
+from .progress import Progress, steps
 from .represet import moved_routing, our_architecture
 from .source import FolderSource
+from .unfinished import UnfinishedFolder, unfinished_folder
 from .verification import (
     align_weights,
     max_difference,
@@ -31,8 +33,9 @@ from .verification import (
     promises_equality,
     read_converted_config,
 )
-from .way_back import KeptFile, Origin, WayBack, read_way_back, sha256_of
-from .weights import INDEX, SINGLE, read_headers
+from .way_back import Origin, WayBack, read_way_back, sha256_of
+from .weights import INDEX, read_headers
+from .writing import METADATA, PlannedTensor, plan_shards, write_shard
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ def revert(
     config = read_converted_config(path)
     target = check_output(out, overwrite)
     check_apart(path, target)
-    record = read_way_back(path, config)
-    stock = _stock_architecture(path, record.origin)
+    way_back = read_way_back(path, config)
+    stock = _stock_architecture(path, way_back.origin)
     ours = our_architecture(path, config)
     stored = read_headers(path)
     moved = moved_routing(path, config, ours, stored)
@@ -149,39 +152,110 @@ def revert(
             f"{path}: trained routing: {len(moved)} parameters have moved: {listed(moved)}; allowed: --drop-routing, which says "
             "what is lost with it"
         )
-    if record.differs and not as_is:
-        raise Refused(
-            f"{path}: not the source's bytes: {'; '.join(record.differs)}; allowed: --as-is, the weights as they are now"
-        )
     source = FolderSource(path, path.name, config, ours, stored)
-    routing = set(meta_model(config, ours.ours).routing_parameters())
+    files = _plan(source, way_back, set(meta_model(config, ours.ours).routing_parameters()))
+    size = sum(file.size for file in files)
     lossy = bool(moved) or not promises_equality(config)
-    with steps(3 + 2 * lossy, progress) as step, whole_folder(target) as work:
-        step("writing the weights")
-        layout = _layout(path, record, [key for key in stored if key not in routing])
-        differs = [*record.differs, *_write(work, source, record, layout)]
+    request = {
+        "source": source_fingerprint(path),
+        "options": [drop_routing, as_is],
+        "version of depthroute": __version__,
+    }
+    with steps(3 + 2 * lossy, progress) as step:
+        step("comparing with the hashes of the source", size)
+        differs = way_back.differs or _changed(source, way_back, step)
         if differs and not as_is:
             raise Refused(
                 f"{path}: not the source's bytes: {'; '.join(differs)}; allowed: --as-is, the weights as they are now"
             )
-        _write_config(work, record.origin, source, as_is=bool(differs))
-        step("keeping the tokenizer")
-        kept = source.copy_side_files(work).kept
-        loss = _measure(path, work, config, ours, stock, step) if lossy else None
-        step("done")
+        with unfinished_folder(target, request, overwrite) as work:
+            step("writing the weights", size)
+            _write(work, source, way_back, files, step)
+            _write_config(work.files, way_back.origin, source, as_is=bool(differs))
+            step("keeping the tokenizer")
+            kept = source.copy_side_files(work.files).kept
+            loss = _measure(path, work.files, config, ours, stock, step) if lossy else None
     return RevertReport(
         folder=path.name,
         out=str(target),
-        source=record.origin.source,
+        source=way_back.origin.source,
         architecture=stock.name,
-        tensors=sum(len(file.keys) for file in layout.values()),
+        tensors=sum(len(file.tensors) for file in files),
         identical=not differs,
         differs=differs,
-        left_out=record.left_out,
+        left_out=way_back.left_out,
         dropped_routing=moved,
         loss=loss,
         kept_files=kept,
     )
+
+
+@dataclass(frozen=True)
+class _PlannedFile:
+    """A file to write: its header's metadata, and the source's keys with ours."""
+
+    name: str
+    metadata: dict[str, str] | None
+    ours: dict[str, str]
+    tensors: dict[str, PlannedTensor]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.size for tensor in self.tensors.values())
+
+
+def _plan(source: FolderSource, way_back: WayBack, routing: Collection[str]) -> list[_PlannedFile]:
+    """The files of the source, where they are known; or every tensor that is not the routing's under its own name.
+
+    Raises:
+        Refused: a tensor of the source is not in the folder.
+    """
+    stored = {key: PlannedTensor(item.shape, item.dtype) for key, item in source.stored.items() if key not in routing}
+    if way_back.differs:
+        shards = plan_shards(stored)
+        return [
+            _PlannedFile(name, dict(METADATA), {key: key for key in keys}, {key: stored[key] for key in keys})
+            for name, keys in shards.files.items()
+        ]
+    if lacking := sorted({tensor.ours for tensor in way_back.tensors.values()} - set(stored)):
+        raise Refused(
+            f"{source.path}: {len(lacking)} tensors of its source are missing: {listed(lacking)}; allowed: all"
+        )
+    ours = {key: tensor.ours for key, tensor in way_back.tensors.items()}
+    return [
+        _PlannedFile(
+            name, file.metadata, {key: ours[key] for key in file.keys}, {key: stored[ours[key]] for key in file.keys}
+        )
+        for name, file in way_back.files.items()
+    ]
+
+
+def _changed(source: FolderSource, way_back: WayBack, step: Progress) -> list[str]:
+    """What is not the source's bytes any more, in one line at most."""
+    changed = []
+    for key, tensor in way_back.tensors.items():
+        found = source.read(tensor.ours)
+        step.advance(found.nbytes)
+        if sha256_of(found) != tensor.sha256:
+            changed.append(key)
+    return [f"{len(changed)} tensors have changed since: {listed(changed)}"] if changed else []
+
+
+def _write(
+    work: UnfinishedFolder, source: FolderSource, way_back: WayBack, files: list[_PlannedFile], step: Progress
+) -> None:
+    for file in files:
+        if not work.is_finished(file.name, step):
+
+            def read(key: str, ours: dict[str, str] = file.ours) -> Tensor:
+                return source.read(ours[key])
+
+            work.note(file.name, write_shard(work.files / file.name, file.tensors, read, step, file.metadata))
+    if way_back.index is not None or len(files) > 1:
+        metadata = {"total_size": sum(file.size for file in files)} if way_back.index is None else way_back.index
+        places = {key: file.name for file in files for key in file.tensors}
+        text = json.dumps({"metadata": metadata, "weight_map": places}, indent=2, sort_keys=True) + "\n"
+        (work.files / INDEX).write_text(text, encoding="utf-8")
 
 
 def _stock_architecture(folder: Path, origin: Origin) -> Architecture:
@@ -190,39 +264,6 @@ def _stock_architecture(folder: Path, origin: Origin) -> Architecture:
             f"{folder}: architecture: its record has {origin.architecture!r}, allowed: {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[origin.architecture]
-
-
-def _layout(folder: Path, record: WayBack, keys: list[str]) -> dict[str, KeptFile]:
-    """Which keys go to which file: the source's own, where they are known."""
-    if not record.differs:
-        lacking = sorted({tensor.ours for tensor in record.tensors.values()} - set(keys))
-        if lacking:
-            raise Refused(
-                f"{folder}: {len(lacking)} tensors of its record are missing: {listed(lacking)}; allowed: all"
-            )
-        return record.files
-    return {SINGLE: KeptFile({"format": "pt"}, keys)}
-
-
-def _write(work: Path, source: FolderSource, record: WayBack, layout: dict[str, KeptFile]) -> list[str]:
-    """Write every file of the layout; returns what is not the source's bytes."""
-    changed: list[str] = []
-
-    def read(key: str) -> Tensor:
-        kept = record.tensors.get(key)
-        tensor = source.read(key if kept is None else kept.ours)
-        if kept is not None and sha256_of(tensor) != kept.sha256:
-            changed.append(key)
-        return tensor
-
-    for name, file in layout.items():
-        tensors = {key: read(key).clone() for key in file.keys}  # a tied head is a tensor of its own in a file
-        save_file(tensors, work / name, metadata=file.metadata)
-    if record.index is not None and not record.differs:
-        places = {key: name for name, file in layout.items() for key in file.keys}
-        text = json.dumps({"metadata": record.index, "weight_map": places}, indent=2, sort_keys=True) + "\n"
-        (work / INDEX).write_text(text, encoding="utf-8")
-    return [f"{len(changed)} tensors have changed since: {listed(changed)}"] if changed else []
 
 
 def _write_config(work: Path, origin: Origin, source: FolderSource, as_is: bool) -> None:
@@ -239,7 +280,7 @@ def _write_config(work: Path, origin: Origin, source: FolderSource, as_is: bool)
 
 @torch.no_grad()
 def _measure(
-    folder: Path, work: Path, config: DepthRouteConfig, ours: Architecture, stock: Architecture, step: Step
+    folder: Path, work: Path, config: DepthRouteConfig, ours: Architecture, stock: Architecture, step: Progress
 ) -> Loss:
     """The outputs of the conversion and of what was written, both in float32 and in memory one at a time."""
     probes = probe_ids(config.vocab_size, config.max_position_embeddings, [config.sliding_window])

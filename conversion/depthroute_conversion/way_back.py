@@ -62,7 +62,7 @@ class KeptTensor:
 class KeptFile:
     """A safetensors file of the source: what its header says besides the tensors, and the source's keys in it."""
 
-    metadata: dict[str, str]
+    metadata: dict[str, str] | None
     keys: list[str]
 
 
@@ -127,7 +127,7 @@ def find_way_back(
     files: dict[str, KeptFile] = {}
     for file in sorted(set(places.values())):
         with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
+            metadata = opened.metadata()
         files[file.name] = KeptFile(metadata, sorted(key for key in kept if places[key] == file))
     # one of them is in memory at a time; a head that is tied is the embedding
     tensors = {theirs: KeptTensor(ours, sha256_of(written(ours))) for theirs, ours in kept.items()}

@@ -31,6 +31,9 @@ from .weights import INDEX, bytes_of, is_finite, pieces
 MAX_SHARD_SIZE = "5GB"
 """Default bytes of a shard: what an interrupted conversion has to do again at most."""
 
+METADATA = {"format": "pt"}
+"""As transformers has it in every header."""
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -125,16 +128,20 @@ def write_weights(work: UnfinishedFolder, plan: ShardPlan, read: Callable[[str],
 
 
 def write_shard(
-    file: Path, tensors: Mapping[str, PlannedTensor], read: Callable[[str], Tensor], progress: Progress
+    file: Path,
+    tensors: Mapping[str, PlannedTensor],
+    read: Callable[[str], Tensor],
+    progress: Progress,
+    metadata: Mapping[str, str] | None = METADATA,
 ) -> str:
-    """Write one safetensors file; returns its SHA-256. It has its name only once it is on the disk. Raises as
-    `write_weights`."""
+    """Write one safetensors file with that metadata in its header; returns its SHA-256. It has its name only once it is on the
+    disk. Raises as `write_weights`."""
     # as safetensors sorts them: the widest type first keeps every tensor aligned
     order = sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, key))
     partial = file.with_name(f"{file.name}.partial")
     digest = hashlib.sha256()
     with _naming(partial), partial.open("wb", buffering=0) as stream:
-        for block in _blocks(order, tensors, read):
+        for block in _blocks(order, tensors, read, metadata):
             digest.update(block)
             progress.advance(len(block))
             while block:  # an unbuffered write may take a part only
@@ -148,10 +155,13 @@ def write_shard(
 
 
 def _blocks(
-    order: list[str], tensors: Mapping[str, PlannedTensor], read: Callable[[str], Tensor]
+    order: list[str],
+    tensors: Mapping[str, PlannedTensor],
+    read: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None,
 ) -> Iterator[memoryview]:
     """The bytes of the file, in order."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for key in order:
         begin, end = end, end + tensors[key].size
