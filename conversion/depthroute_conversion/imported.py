@@ -32,15 +32,10 @@ from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 from .architectures import ARCHITECTURES, Architecture
 from .imported_reference import AttnResReference
 from .keys import KeyRules, Rename, listed
-from .routed import EXPORT_GAP, Request, RoutedSource, carried_config
+from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, carried_config
 from .side_files import SideFiles
 from .source import FolderSource
 from .weights import StoredTensor, read_headers
-
-
-IMPORT_GAP = 1e-3
-"""How far an import may be from its equations, in standard deviations of the logits: both are computed in float32, in another
-order of additions."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +262,7 @@ class ImportedSource(RoutedSource):
         return carried_config(self.label, self.routing, request, self.read, self.shapes())
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
-        return EXPORT_GAP if config.depth_anchored else IMPORT_GAP
+        return EXPORT_GAP if config.depth_anchored else ROUNDING_GAP
 
 
 def open_imported(folder: Path, entries: dict[str, Any], label: str, hub_id: str | None) -> ImportedSource:

@@ -29,7 +29,7 @@ from depthroute.modeling.modeling_depthroute import RESIDUALS
 
 from .architectures import Architecture
 from .keys import KeyRules
-from .routed import EXPORT_GAP, Request, RoutedSource, built, carried_config, why_anchoring_matters
+from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, built, carried_config, why_anchoring_matters
 from .side_files import SideFiles
 from .source import FolderSource
 from .verification import initial_routing, meta_model, promises_equality, read_converted_config
@@ -128,7 +128,9 @@ class OwnSource(RoutedSource):
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
         if self.carries_routing:
-            return 0.0 if config.depth_anchored == self.routing.depth_anchored else EXPORT_GAP
+            if config.depth_anchored != self.routing.depth_anchored:
+                return EXPORT_GAP
+            return 0.0 if config.depth_backend == self.routing.depth_backend else ROUNDING_GAP
         return 0.0 if promises_equality(config) else EXPORT_GAP
 
 
@@ -182,7 +184,9 @@ def moved_routing(
         Refused: one is missing.
     """
     source = FolderSource(folder, folder.name, config, architecture, stored)
-    shapes = {key: tuple(value.shape) for key, value in meta_model(config, architecture.ours).routing_parameters().items()}
+    shapes = {
+        key: tuple(value.shape) for key, value in meta_model(config, architecture.ours).routing_parameters().items()
+    }
     for key, shape in shapes.items():
         if key not in stored or tuple(stored[key].shape) != shape:
             raise Refused(f"{folder}: {key}: missing, or of another shape; allowed: every parameter of its routing")

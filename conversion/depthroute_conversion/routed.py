@@ -22,6 +22,9 @@ EXPORT_GAP = 0.05
 divided by its number of sources, and the eps under the root of the norm behind it weighs more against small activations. A
 model of another function is off by about 1."""
 
+ROUNDING_GAP = 1e-3
+"""The same function computed in another order of additions, in float32, in the same unit."""
+
 _NO_FUNCTION = {"depth_backend", "qk_norm", "depth_anchored"}
 """Fields of the family that say nothing about what the routing computes, but for `depth_anchored`, which is looked at apart."""
 

@@ -1,0 +1,205 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The way back: a conversion that was never trained returns its source's tensors byte for byte; all else says so."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUERY_PRESETS, tiny_qwen3_config
+from conversion_helpers import edit_json, edit_weights, save_checkpoint
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+
+from depthroute import PRESETS, DepthRouteForCausalLM, convert, revert
+from depthroute.errors import Refused
+from depthroute_conversion.way_back import WAY_BACK
+
+
+def stored(folder: Path) -> dict[str, tuple[str, str, list[int], bytes]]:
+    """Key → file, type, shape and bytes."""
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        raw = file.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        header.pop("__metadata__", None)
+        for key, item in header.items():
+            begin, end = (8 + length + offset for offset in item["data_offsets"])
+            found[key] = (file.name, item["dtype"], item["shape"], raw[begin:end])
+    return found
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_comes_back_byte_for_byte(preset, originals, converted, tmp_path):
+    report = revert(converted("qwen3", preset), tmp_path / "back")
+    assert report.identical and not report.differs and not report.dropped_routing
+    assert stored(tmp_path / "back") == stored(originals["qwen3"])
+    # mHC computes the standard function only nearly: what is lost is measured
+    assert (report.loss is not None) == (preset == "mhc")
+    # one file that safetensors wrote: the file itself, and what transformers wrote beside it
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "LICENSE"):
+        assert (tmp_path / "back" / name).read_bytes() == (originals["qwen3"] / name).read_bytes(), name
+    left = {path.name for path in (tmp_path / "back").iterdir()}
+    assert left == {path.name for path in originals["qwen3"].iterdir()} - {"README.md"}
+
+
+@pytest.mark.parametrize("name", ["llama-bf16", "moe", "moe-fused", "tied", "sharded"])
+def test_every_kind_of_source_comes_back(name, originals, converted, tmp_path):
+    assert revert(converted(name), tmp_path / "back").identical
+    assert stored(tmp_path / "back") == stored(originals[name])
+    files = sorted(path.name for path in originals[name].iterdir() if "safetensors" in path.name)
+    assert files == sorted(path.name for path in (tmp_path / "back").iterdir() if "safetensors" in path.name)
+    if name == "sharded":
+        index = "model.safetensors.index.json"
+        assert json.loads((tmp_path / "back" / index).read_text()) == json.loads((originals[name] / index).read_text())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    source = AutoModelForCausalLM.from_pretrained(originals[name])
+    assert type(model) is type(source)
+    ids = torch.arange(9)[None]
+    assert torch.equal(model(ids).logits, source(ids).logits)
+
+
+def test_a_tied_head_that_was_spelled_out_and_other_headers_come_back(tmp_path):
+    torch.manual_seed(0)
+    source = save_checkpoint(Qwen3ForCausalLM(tiny_qwen3_config(tie_word_embeddings=True)), tmp_path / "source")
+    edit_weights(
+        source, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}), origin="elsewhere"
+    )
+    convert(source, tmp_path / "out")
+    assert revert(tmp_path / "out", tmp_path / "back").identical
+    assert stored(tmp_path / "back") == stored(source) and "lm_head.weight" in stored(source)
+    with safe_open(tmp_path / "back" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "origin": "elsewhere"}
+
+
+def test_a_plain_conversion_comes_back_with_what_its_function_loses(originals, converted, tmp_path):
+    report = revert(converted("qwen3", "delta-block", anchored=False), tmp_path / "back")
+    assert report.identical and report.loss.relative_difference > 0.05
+
+
+def test_rotary_frequencies_of_old_releases_are_named(copy_of, tmp_path):
+    source = copy_of("llama-bf16")
+    edit_weights(source, lambda w: w.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    convert(source, tmp_path / "out")
+    report = revert(tmp_path / "out", tmp_path / "back")
+    assert report.left_out == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
+    assert stored(tmp_path / "back").keys() == stored(source).keys() - set(report.left_out)
+
+
+def test_nothing_in_the_folder_names_a_path(copy_of, tmp_path):
+    source = copy_of("qwen3")
+    edit_json(source / "config.json", _name_or_path="/home/somebody/models/x")
+    convert(source, tmp_path / "out")
+    for name in ("config.json", WAY_BACK):
+        text = (tmp_path / "out" / name).read_text()
+        assert "somebody" not in text and str(tmp_path) not in text and "copy-of-qwen3" in text
+
+
+# -- what was trained -------------------------------------------------------------------------------------------------
+
+
+def test_trained_routing_is_refused_or_dropped_with_its_loss(converted, originals, tmp_path, run_cli):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "trained"))
+    key = "model.layers.3.attn_read.query"
+    edit_weights(folder, lambda w: w[key].normal_())
+    with pytest.raises(Refused, match=f"trained routing: 1 parameters have moved: {key}; allowed: --drop-routing"):
+        revert(folder, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    figures = tmp_path / "figures.json"
+    code, out, err = run_cli("revert", folder, tmp_path / "back", "--drop-routing", "--json", figures)
+    assert code == 0, err
+    assert "lost with the routing" in out and "of their std), mean KL" in out and "byte for byte" in out
+    assert stored(tmp_path / "back") == stored(originals["qwen3"])
+    found = json.loads(figures.read_text())
+    assert found["identical"] and found["dropped_routing"] == [key]
+    # the loss, by an independent look at both folders
+    ids = torch.randint(97, (4, 40), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        before = DepthRouteForCausalLM.from_pretrained(folder)(ids).logits.double()
+        after = AutoModelForCausalLM.from_pretrained(tmp_path / "back")(ids).logits.double()
+    kl = (before.softmax(-1) * (before.log_softmax(-1) - after.log_softmax(-1))).sum(-1).mean()
+    # other tokens than the probe's, of which there are about 120: the same mean within a factor
+    assert 0.5 < found["loss"]["mean_kl"] / kl.item() < 2
+    assert 0.5 < found["loss"]["max_abs_difference"] / (before - after).abs().max().item() < 2
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in ("standard", *QUERY_PRESETS)])
+def test_the_baselines_routing_counts_as_routing(preset, converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3", preset), tmp_path / "trained"))
+    key = {"mhc": "model.layers.2.attn_read.gate_bias"}.get(preset, "model.layers.2.mlp_scale")
+    edit_weights(folder, lambda w: w[key].add_(0.5))
+    with pytest.raises(Refused, match=f"trained routing: 1 parameters have moved: {key}"):
+        revert(folder, tmp_path / "back")
+
+
+def test_trained_weights_are_refused_or_returned_as_they_are(converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "trained"))
+    key = "model.layers.2.mlp.up_proj.weight"
+    edit_weights(folder, lambda w: w[key][0].add_(1))
+    with pytest.raises(Refused, match=f"not the source's bytes: 1 tensors have changed since: {key}; allowed: --as-is"):
+        revert(folder, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    report = revert(folder, tmp_path / "back", as_is=True)
+    assert not report.identical and report.loss is None
+    assert stored(tmp_path / "back")[key][3] == stored(folder)[key][3]
+
+
+def test_a_folder_that_a_trainer_saved_still_knows_what_it_was(converted, originals, tmp_path):
+    model = DepthRouteForCausalLM.from_pretrained(converted("llama-bf16"))
+    with torch.no_grad():
+        model.model.layers[3].mlp_read.query.normal_()
+    model.save_pretrained(tmp_path / "trained")
+    with pytest.raises(Refused, match=f"{WAY_BACK} is missing, the model was saved anew since; allowed: --as-is"):
+        revert(tmp_path / "trained", tmp_path / "back", drop_routing=True)
+    report = revert(tmp_path / "trained", tmp_path / "back", drop_routing=True, as_is=True)
+    assert report.architecture == "LlamaForCausalLM" and report.loss.max_abs_difference > 0
+    ours = {key: item[1:] for key, item in stored(tmp_path / "back").items()}
+    assert ours == {key: item[1:] for key, item in stored(originals["llama-bf16"]).items()}
+    AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+
+
+# -- what has no way back ---------------------------------------------------------------------------------------------
+
+
+def test_another_type_is_refused(originals, tmp_path):
+    convert(originals["qwen3"], tmp_path / "out", dtype="bfloat16")
+    with pytest.raises(Refused, match=r"not the source's bytes: dtype: torch.float32 became torch.bfloat16"):
+        revert(tmp_path / "out", tmp_path / "back")
+    report = revert(tmp_path / "out", tmp_path / "back", as_is=True)
+    assert not report.identical
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="auto").dtype == torch.bfloat16
+
+
+def test_a_cast_to_the_type_it_has_is_none(originals, tmp_path):
+    convert(originals["qwen3"], tmp_path / "out", dtype="float32")
+    assert revert(tmp_path / "out", tmp_path / "back").identical
+
+
+def test_what_is_no_conversion_is_refused(originals, converted, tmp_path):
+    with pytest.raises(Refused, match="got model_type 'qwen3'"):
+        revert(originals["qwen3"], tmp_path / "back")
+    DepthRouteForCausalLM(
+        DepthRouteForCausalLM.config_class.from_preset("delta", base=tiny_qwen3_config())
+    ).save_pretrained(tmp_path / "scratch")
+    with pytest.raises(Refused, match=f"no {WAY_BACK}, and no converted_from in config.json"):
+        revert(tmp_path / "scratch", tmp_path / "back")
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "damaged"))
+    (folder / WAY_BACK).write_text("{")
+    with pytest.raises(Refused, match=f"{WAY_BACK}: JSONDecodeError"):
+        revert(folder, tmp_path / "back")
+    with pytest.raises(Refused, match="the output is the source"):
+        revert(converted("qwen3"), converted("qwen3"), overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/tmp/model.safetensors", "config.json"])
+def test_a_record_cannot_reach_outside(name, converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "edited"))
+    entries = json.loads((folder / WAY_BACK).read_text())
+    entries["files"] = {name: entries["files"]["model.safetensors"]}
+    (folder / WAY_BACK).write_text(json.dumps(entries))
+    with pytest.raises(Refused, match=f"{WAY_BACK}: ValueError"):
+        revert(folder, tmp_path / "back")
