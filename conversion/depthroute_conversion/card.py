@@ -141,8 +141,13 @@ def refresh_card(
         write_json(path / RECORD, record)
     if rows != facts.evaluations:
         write_json(path / EVALUATIONS, {"rows": rows})
-    text = current_card(path)
-    (path / CARD).write_text(text, encoding="utf-8")
+    card, old, new = path / CARD, card_text(facts), card_text(read_facts(path))
+    text = (
+        renewed(card.read_text(encoding="utf-8"), old, new, [*told, *(["language"] if language else [])])
+        if card.is_file()
+        else new
+    )
+    card.write_text(text, encoding="utf-8")
     return card_problems(path, text)
 
 
@@ -150,7 +155,7 @@ def current_card(folder: Path) -> str:
     """The card as the folder's files have it now, with what was written into the present one by hand. Nothing is written."""
     new = card_text(read_facts(folder))
     card = folder / CARD
-    return renewed(card.read_text(encoding="utf-8"), new) if card.is_file() else new
+    return renewed(card.read_text(encoding="utf-8"), new, new) if card.is_file() else new
 
 
 def card_problems(folder: Path, text: str) -> list[str]:
@@ -223,24 +228,35 @@ def conversion_command(source: str, out: str, report: ConversionReport) -> str:
     return shlex.join(parts)
 
 
-def renewed(card: str, new: str) -> str:
-    """A card whose measured chapters are those of `new`. Entries of its head that are its own stay; missing ones are added."""
+def renewed(card: str, old: str, new: str, told: Sequence[str] = ()) -> str:
+    """A card brought from what the folder's files said to what they say now. What was written by hand, and so is not what they
+    said, stays: but for the chapters `MEASURED` and the figures in the head, which are what they say now.
+
+    Args:
+        card: as it is.
+        old, new: the cards of the files then and now.
+        told: entries of the head that were just asked for.
+    """
     head, introduction, chapters = _parts(card)
-    new_head, _, new_chapters = _parts(new)
-    merged_head = {**new_head, **head}
-    merged_head["tags"] = list(dict.fromkeys([*_as_list(head.get("tags")), *_as_list(new_head.get("tags"))]))
-    for key in ("model-index", "datasets"):  # figures and data: as the files say, not as they once did
-        merged_head.pop(key, None)
-        if key in new_head:
-            merged_head[key] = new_head[key]
-    kept = {title: text for title, text in chapters.items() if title not in MEASURED}
-    order = [title for title in chapters if title in kept or title in new_chapters]
+    old_head, old_introduction, old_chapters = _parts(old)
+    new_head, new_introduction, new_chapters = _parts(new)
+
+    fixed = {*told, "model-index", "datasets"}
+    by_hand = {key: value for key, value in head.items() if value != old_head.get(key) and key not in fixed}
+    merged_head = {**new_head, **by_hand}
+    merged_head["tags"] = list(dict.fromkeys([*new_head["tags"], *_as_list(by_hand.get("tags"))]))
+
+    texts = {
+        title: text for title, text in chapters.items() if title not in MEASURED and text != old_chapters.get(title)
+    }
+    order = [title for title in chapters if title in texts or title in new_chapters]
     for index, title in enumerate(new_chapters):
-        if title not in chapters and title in MEASURED:
+        if title not in chapters and (title in MEASURED or title not in old_chapters):
             before = [other for other in list(new_chapters)[:index] if other in order]
             order.insert(order.index(before[-1]) + 1 if before else len(order), title)
-    body = "".join(kept.get(title) or new_chapters[title] for title in order)
-    return f"---\n{dump(merged_head)}\n---{introduction}{body}"
+    if introduction == old_introduction:
+        introduction = new_introduction
+    return f"---\n{dump(merged_head)}\n---{introduction}{''.join(texts.get(title) or new_chapters[title] for title in order)}"
 
 
 def _parts(card: str) -> tuple[dict[str, Any], str, dict[str, str]]:

@@ -5,7 +5,6 @@
 import fnmatch
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,19 +45,20 @@ _STATES = (
     "scaler.*",
     "rng_state*",
     "training_args.*",
-    "trainer_state.json",
     "checkpoint-*",
     "global_step*",
 )
 _MORE_PICKLES = (*PICKLES, ".joblib", ".dill", ".npy", ".npz")
-_TEXTS = (".json", ".jsonl", ".md", ".txt", ".jinja", ".yaml", ".yml", ".py", ".cfg", ".ini", ".toml", ".log", "")
+_TEXTS = (".json", ".jsonl", ".md", ".txt", ".jinja", ".yaml", ".yml", ".cfg", ".ini", ".toml", ".log", "")
 # tokens of a vocabulary are text of the world: some look like paths
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "tekken.json")
 _SECRETS = re.compile(
     r"\bhf_[A-Za-z0-9]{30,}\b|\bsk-[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_\w{40,}|\bAKIA[0-9A-Z]{16}\b"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-_HOMES = r"/home/[^/\s\"']+/|/Users/[^/\s\"']+/|/root/|[A-Za-z]:\\{1,2}Users\\|file://"
+_PATH = re.compile(r"(?<![\w.:/~<-])/[\w.][^\s\"'`,;()<>|\\]+|file:///[^\s\"'`]+|\b[A-Za-z]:\\[^\s\"'`]+")
+_HOME = re.compile(r"/home/[^/]+/.|/Users/[^/]+/.|/root/.|file://|[A-Za-z]:\\")
+_OF_ANY_SYSTEM = ("/usr/", "/bin/", "/etc/", "/dev/", "/proc/", "/sys/", "/opt/homebrew/", "/tmp")
 
 
 def files_of(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
@@ -107,8 +107,9 @@ def _unfit(folder: Path, name: str) -> Unfit | None:
             return Unfit(name, "hidden", part)
     if path.suffix in _MORE_PICKLES:
         return Unfit(name, "pickle, which runs code when read", name)
-    if path.suffix == ".py" and not (len(parts) == 1 and (Path(modeling.__path__[0]) / name).is_file()):
-        return Unfit(name, "code that is not this package's", name)
+    if path.suffix == ".py":
+        ours = len(parts) == 1 and (Path(modeling.__path__[0]) / name).is_file()
+        return None if ours else Unfit(name, "code that is not this package's", name)
     if path.suffix.lower() in _TEXTS and name != CARD and parts[-1] not in _VOCABULARIES:
         text = path.read_text(encoding="utf-8", errors="replace")
         if _SECRETS.search(text):
@@ -124,16 +125,23 @@ def secrets_in(text: str) -> bool:
 
 
 def paths_in(text: str, folder: Path) -> list[str]:
-    """Paths of this machine, or of anyone's home, that a text names."""
-    here = {str(Path.home()), os.getcwd(), tempfile.gettempdir(), str(folder.resolve()), str(folder.resolve().parent)}
-    if cache := os.environ.get("HF_HOME"):
-        here.add(cache)
-    # a whole part of a path, and not of a web address
-    places = "|".join(
-        f"{re.escape(place)}(?=[/\\\\\"'\\s,;)`]|$)" for place in sorted(here, key=len, reverse=True) if len(place) > 1
-    )
-    pattern = re.compile(rf"(?<![\w.:/~-])(?:{places}|{_HOMES})[^\s\"'`,;)]*")
-    return sorted({match.group() for match in pattern.finditer(text)})
+    """Paths that a text names: in anyone's home, where this process works, where the folder lies, or whatever exists on this
+    machine and not on every other."""
+    here = [
+        Path.home(),
+        Path.cwd(),
+        folder.resolve(),
+        folder.resolve().parent,
+        Path(os.environ.get("HF_HOME", Path.home())),
+    ]
+    named = {match.group().rstrip(".:") for match in _PATH.finditer(text)}
+    return sorted(path for path in named if _HOME.match(path) or _is_here(path, here))
+
+
+def _is_here(path: str, here: Sequence[Path]) -> bool:
+    if any(Path(path).is_relative_to(place) for place in here if len(place.parts) > 1):
+        return True
+    return path.count("/") > 1 and not path.startswith(_OF_ANY_SYSTEM) and os.path.exists(path)
 
 
 def check_whole(folder: Path, facts: Facts) -> None:

@@ -142,12 +142,19 @@ def push(
     check_card(path, card, repo_id)
     names = sorted({*files_of(path, how.exclude), CARD})
     sizes = {name: len(card.encode()) if name == CARD else (path / name).stat().st_size for name in names}
-    excluded = sorted(set(files_of(path)) - set(names))
+    excluded = collapsed(set(files_of(path)) - set(names), names)
     message = (
         how.message or f"{facts.config.preset_name} of {facts.hub.get('base_model') or facts.name}, by depthroute push"
     )
     report = PushReport(repo_id, sizes, excluded, message, how.revision, how.private, how.create_pr)
     return report if dry_run else _upload(path, report, how, api)
+
+
+def collapsed(excluded: set[str], names: Sequence[str]) -> list[str]:
+    """Names that stay here; a folder of which nothing is sent is one name that ends with a slash."""
+    sent = {name.partition("/")[0] for name in names}
+    tops = {name: name.partition("/")[0] for name in excluded}
+    return sorted({f"{top}/" if top != name and top not in sent else name for name, top in tops.items()})
 
 
 def check_verified(folder: Path, facts: Facts, allow_unverified: bool) -> None:
@@ -171,10 +178,10 @@ def check_fit(folder: Path, names: Sequence[str]) -> None:
     """
     unfit = unfit_files(folder, names)
     if unfit:
-        patterns = dict.fromkeys(item.exclude for item in unfit)
+        reasons = {item.exclude: item.reason for item in unfit}
         raise Refused(
-            f"{folder}: not to be published: {listed(f'{item.name} ({item.reason})' for item in unfit)}; allowed: a folder "
-            f"without them, or {' '.join(f'--exclude {shlex.quote(pattern)}' for pattern in patterns)}"
+            f"{folder}: not to be published: {', '.join(f'{pattern} ({reason})' for pattern, reason in reasons.items())}; "
+            f"allowed: a folder without them, or {' '.join(f'--exclude {shlex.quote(pattern)}' for pattern in reasons)}"
         )
 
 
