@@ -60,25 +60,35 @@ def test_the_source_is_never_the_output(copy_of, tmp_path):
 
 @pytest.mark.parametrize("stage", ["save", "tokenizer", "verify", "card"])
 @pytest.mark.parametrize("exists", [False, True])
-def test_an_interrupted_conversion_leaves_things_as_they_were(stage, exists, monkeypatch, originals, tmp_path, request):
+def test_an_interrupted_conversion_leaves_what_it_can_go_on_from(
+    stage, exists, monkeypatch, originals, tmp_path, request, capsys
+):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     out = request.getfixturevalue("old") if exists else tmp_path / "a" / "b"
     target = {
-        "save": "depthroute.DepthRouteForCausalLM.save_pretrained",
-        "tokenizer": "depthroute_conversion.source.copy_tokenizer",
+        "save": "depthroute_conversion.writing.write_shard",
+        "tokenizer": "depthroute_conversion.side_files.copy_tokenizer",
         "verify": "depthroute_conversion.conversion.compare",
         "card": "depthroute_conversion.conversion.write_card",
     }[stage]
-    monkeypatch.setattr(target, interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(target, interrupt)
         convert(originals["qwen3"], out, overwrite=exists, verify=stage == "verify")
-    assert os.listdir(tmp_path) == (["out"] if exists else [])
+    work = out.with_name(f".{out.name}.unfinished")
     assert not exists or (out / "stale.txt").read_text() == "old"
+    if stage == "save":  # nothing is finished: there is nothing to go on from
+        assert os.listdir(tmp_path) == (["out"] if exists else [])
+    else:
+        assert sorted(os.listdir(out.parent)) == [work.name, *(["out"] if exists else [])]
+        assert f"what is finished is kept in {work}: the same command goes on from there" in capsys.readouterr().err
+        monkeypatch.setattr("depthroute_conversion.writing.write_shard", lambda *a: pytest.fail("written again"))
+    convert(originals["qwen3"], out, overwrite=exists, verify=False)
+    assert os.listdir(out.parent) == [out.name] and not (out / "stale.txt").exists()
 
 
-def test_a_command_that_is_terminated_leaves_nothing(originals, tmp_path):
+def test_a_command_that_is_terminated_leaves_what_it_can_go_on_from(originals, tmp_path):
     code = """
 import sys, time
 import depthroute_conversion.conversion as conversion
@@ -92,11 +102,12 @@ conversion.compare = wait
 cli.main()
 """
     command = [sys.executable, "-c", code, "convert", str(originals["qwen3"]), str(tmp_path / "deep" / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout.readline() == "verifying\n" and len(os.listdir(tmp_path / "deep")) == 1
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "verifying\n" and os.listdir(tmp_path / "deep") == [".out.unfinished"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143
-    assert os.listdir(tmp_path) == []
+        assert "the same command goes on from there" in process.stderr.read()
+    assert os.listdir(tmp_path / "deep") == [".out.unfinished"]
 
 
 def test_a_failed_rename_brings_the_old_folder_back(old, monkeypatch):

@@ -203,9 +203,9 @@ def damage(monkeypatch):
     def install(key: str):
         write = conversion._write
 
-        def write_and_damage(source, folder, *rest):
-            report = write(source, folder, *rest)
-            edit_weights(folder, lambda w: w[key][5].add_(1))
+        def write_and_damage(work, folder, *rest):
+            report = write(work, folder, *rest)
+            edit_weights(folder.files, lambda w: w[key][5].add_(1))
             return report
 
         monkeypatch.setattr(conversion, "_write", write_and_damage)
