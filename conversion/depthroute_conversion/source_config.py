@@ -67,11 +67,6 @@ def _check_architecture(path: Path, entries: dict) -> str | None:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise Refused(f"{path}: architectures: got {given!r}, allowed: a list of one of {', '.join(ARCHITECTURES)}")
     model_type = entries.get("model_type")
-    if model_type == "depthroute":
-        raise Refused(
-            f"{path}: model_type: got 'depthroute', already converted; allowed: a stock {language_models()}, or its forms "
-            "without a head or for classification"
-        )
     allowed = [item.name for item in architectures_of(model_type)]
     if not allowed or len(given) > 1 or not set(given) <= set(allowed):
         shown = ", ".join(map(str, given)) or "none"

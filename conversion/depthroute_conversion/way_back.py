@@ -29,7 +29,7 @@ from .weights import INDEX, bytes_of, read_headers
 
 WAY_BACK = "depthroute_source.json"
 ENTRY = "converted_from"
-_PRIVATE = ("_name_or_path",)
+_PRIVATE = ("_name_or_path", "auto_map")  # code stays behind, and what names it with it
 _FORMAT = 1
 
 

@@ -64,11 +64,10 @@ SOURCES = {
         config(architectures=["Qwen3ForSequenceClassification"]),
         "1 missing keys: score.weight; 1 unexpected keys: lm_head.weight",
     ),
-    "already converted": ("qwen3", config(model_type="depthroute"), "model_type: got 'depthroute', already converted"),
-    "fp8": (
+    "ours by its type alone": (
         "qwen3",
-        config(quantization_config={"quant_method": "fp8"}),
-        "config.json: quantization_config: got 'fp8', allowed: unquantized weights",
+        config(model_type="depthroute"),
+        "config.json: architectures: got ['Qwen3ForCausalLM'], allowed: one of DepthRouteForCausalLM",
     ),
     "bitsandbytes": ("llama", config(quantization_config={"load_in_4bit": True}), "got 'bitsandbytes'"),
     "biases in the MLP": ("llama", config(mlp_bias=True), "mlp_bias: got True, allowed: False"),
