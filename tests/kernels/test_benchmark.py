@@ -229,7 +229,10 @@ def test_checkpointing_is_on_only_where_it_is_measured(checkpointed):
     ("preset", "change"),
     [
         ("dar", lambda patch: patch.setitem(residual_dual_stream.ROUTES, "cross_key", ((0, 0), (1, 1)))),
-        ("wav", lambda patch: patch.setattr(residual_depth_attention, "match_rms", lambda detail, *rest: detail)),
+        (
+            "wav",
+            lambda patch: patch.setattr(residual_depth_attention, "match_rms", lambda summary, details, *rest: details),
+        ),
         ("mhc", lambda patch: patch.setattr(residual_baselines, "SINKHORN_ITERATIONS", 2)),
         ("layerscale", lambda patch: patch.setattr(residual_baselines.ScaledResidual, "write", plain_write)),
     ],

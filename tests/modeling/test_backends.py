@@ -110,7 +110,7 @@ def assert_same_outcome(found, expected):
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Counts phases and merges of the CPU implementation, reads of the reference, and groups of layers."""
+    """Counts phases, merges and reads of few tokens of the CPU implementation, reads of the reference, and groups of layers."""
     calls = Counter()
 
     def watch(owner, name, key, detail=lambda result: None):
@@ -127,6 +127,7 @@ def spy(monkeypatch):
 
     watch(BACKENDS["cpu"], "phase", "phase")
     watch(BACKENDS["cpu"], "merge", "merge")
+    watch(BACKENDS["cpu"].FewTokens, "read", "few")
     watch(depth_ops, "depth_mix", "reference")
     watch(residual_depth_attention, "depth_read", "reference")
     watch(residual_dual_stream, "depth_mix", "reference")
@@ -136,7 +137,7 @@ def spy(monkeypatch):
 
 def by_layers(model):
     """Let every layer prepare its own reads."""
-    model.model._prepare_group = lambda state, first: None
+    model.model._prepare_group = lambda *arguments: None
 
 
 def checkpointed(model, reentrant):
@@ -331,7 +332,7 @@ def test_cached_tokens_equal_the_whole_forward(case, ids, spy):
         logits = [model(part, use_cache=True, **cache).logits for part in parts]
     assert_close(torch.cat(logits, 1), whole.detach(), "logits")
     if CASES[case][0] in QUERY_PRESETS:
-        assert spy["phase"] > 0 and spy["reference"] == 0
+        assert spy["few"] > 0 and spy["reference"] == 0
 
 
 @FEW
@@ -362,7 +363,7 @@ def test_offloaded_parameters(where, case, ids, spy, tmp_path):
         spy.clear()
         assert_close(model(ids).logits, expected, "logits")
         assert model.model.layers[2].mlp_read.query.device.type == "meta"
-    assert spy["phase"] > 0 and spy["group done"] == spy["reference"] == 0
+    assert spy["few"] > 0 and spy["group done"] == spy["reference"] == 0
 
 
 @FEW

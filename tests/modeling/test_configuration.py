@@ -268,7 +268,9 @@ def test_folders_that_are_no_backbone(tmp_path):
     with pytest.raises(ValueError, match="config.json: FileNotFoundError, allowed: a readable model configuration"):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="model_type: got 'gpt2', allowed: qwen3, qwen3_moe, llama, mistral, qwen2, depthroute"):
+    with pytest.raises(
+        ValueError, match="model_type: got 'gpt2', allowed: qwen3, qwen3_moe, llama, mistral, qwen2, depthroute"
+    ):
         DepthRouteConfig.from_preset("delta", base=tmp_path)
 
 

@@ -183,12 +183,12 @@ def test_rms_matching():
     detail[1] *= 0.01  # not blown up beyond the cap
     detail[2] = 0.0
     for cap in (1.0, 0.5, 3.0):
-        found = match_rms(detail, summary, cap, 1e-6)
+        found = match_rms(summary, [detail], cap, 1e-6)[0]
         ratio = rms(summary) / rms(detail)
         torch.testing.assert_close(found, detail * ratio.clamp(max=cap), rtol=1e-12, atol=1e-12)
         assert torch.isfinite(found).all() and (rms(found) <= rms(summary) * (1 + 1e-6)).all()  # eps apart
         torch.testing.assert_close(found[1], detail[1] * cap, rtol=1e-12, atol=0)
-    assert match_rms(detail.bfloat16(), summary.bfloat16(), 1.0, 1e-6).dtype == torch.bfloat16
+    assert match_rms(summary.bfloat16(), [detail.bfloat16()], 1.0, 1e-6)[0].dtype == torch.bfloat16
 
 
 def test_the_ratio_is_detached():
@@ -196,7 +196,7 @@ def test_the_ratio_is_detached():
     detail = random_tensor("detail", 2, 3, 32).requires_grad_()
     summary = random_tensor("summary", 2, 3, 32).requires_grad_()
     upstream = random_tensor("upstream", 2, 3, 32)
-    scaled = match_rms(detail, summary, 1.0, 1e-6)
+    scaled = match_rms(summary, [detail], 1.0, 1e-6)[0]
     through_detail, through_summary = torch.autograd.grad(scaled, (detail, summary), upstream, allow_unused=True)
     ratio = (rms(summary) / rms(detail)).clamp(max=1.0).detach()
     assert ratio.min() < 1  # the ratio is at work, not only the cap

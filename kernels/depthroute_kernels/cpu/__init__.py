@@ -3,14 +3,14 @@
 """The two phases on a CPU, out of torch's own operations.
 
 phase.py      every query of a group at once: one stack that lives as long as the call, and batched products with it
-few_tokens.py the same for some tokens without gradients, as in decoding: the fewest calls
 merge.py      one read's private sources, source by source
+few_tokens.py the reads of some tokens without gradients, as in decoding: the fewest calls
 """
 
 import torch
 
 from ..streams import combine, write_streams
-from .few_tokens import of_few_tokens
+from .few_tokens import FewTokens, of_few_tokens
 from .merge import merge
 from .phase import phase
 
@@ -22,9 +22,4 @@ def unavailable(device: torch.device, dtype: torch.dtype | None = None, compilin
     return "torch.compile: it fuses the reference" if compiling else None
 
 
-def phases_pay(stream: torch.Tensor) -> bool:
-    """Whether one phase for several reads and a merge for each cost less than a read after the other."""
-    return not of_few_tokens(stream)
-
-
-__all__ = ["combine", "merge", "phase", "phases_pay", "unavailable", "write_streams"]
+__all__ = ["FewTokens", "combine", "merge", "of_few_tokens", "phase", "unavailable", "write_streams"]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..backward import first_derivative_only
 from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
-from .few_tokens import of_few_tokens, read_few
 
 
 PRODUCT_ELEMENTS = 2**17
@@ -253,8 +252,6 @@ def phase(
     if anchored and prior_bias is None:
         prior = inputs[0].queries.new_zeros(len(inputs[0].values))
     partial = inputs[0].queries.shape[0] - complete
-    if not partial and of_few_tokens(inputs[0].values[0]):
-        return read_few(inputs, prior, gain, eps, num_heads)
     lists: dict[tuple[int, ...], Sequence[Tensor]] = {}  # what is in two inputs is stacked once
     routes = []
     for one in inputs:

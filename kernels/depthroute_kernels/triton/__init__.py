@@ -18,10 +18,7 @@ from . import ops
 from .status import unavailable
 
 
-__all__ = ["available", "combine", "merge", "phase", "phases_pay", "unavailable", "write_streams"]
-
-FEW_TOKENS = 64
-"""Up to here, without gradients, launches cost more than reading every source once per read."""
+__all__ = ["available", "combine", "merge", "of_few_tokens", "phase", "unavailable", "write_streams"]
 
 
 def available(device: torch.device | str, dtype: torch.dtype | None = None) -> str | None:
@@ -29,9 +26,9 @@ def available(device: torch.device | str, dtype: torch.dtype | None = None) -> s
     return unavailable(torch.device(device), dtype)
 
 
-def phases_pay(stream: Tensor) -> bool:
-    """Whether one phase for several reads and a merge for each cost less than a read after the other."""
-    return torch.is_grad_enabled() or stream.numel() > FEW_TOKENS * stream.shape[-1]
+def of_few_tokens(stream: Tensor) -> bool:
+    """Whether a few tokens are better read source by source: never here, where a phase is one launch."""
+    return False
 
 
 def phase(

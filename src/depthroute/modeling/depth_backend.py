@@ -139,8 +139,8 @@ class MergeOutput(NamedTuple):
 
 
 def choose_backend(config: Any, stream: Tensor) -> Any | None:
-    """What computes depth reads: a module with the functions `phase`, `merge`, `phases_pay`, `combine` and `write_streams`, or
-    None for the reference.
+    """What computes depth reads: a module with the functions `phase`, `merge`, `of_few_tokens`, `combine` and `write_streams`, and
+    the class `FewTokens` if `of_few_tokens` is ever true; or None for the reference.
 
     Args:
         config: `depth_backend` names it.
@@ -169,17 +169,20 @@ def choose_backend(config: Any, stream: Tensor) -> Any | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something looks at, and may change, what goes into a module or comes out of it."""
+    if module._forward_pre_hooks or _has_any_global_hook():
+        return True
     # transformers leaves behind hooks that only record, once hidden states or attentions were asked for
-    hooks = [hook for hook in module._forward_hooks.values() if getattr(hook, "__module__", "") != _RECORDING]
-    return bool(hooks or module._forward_pre_hooks or _has_any_global_hook())
+    hooks = module._forward_hooks
+    return bool(hooks) and any(getattr(hook, "__module__", "") != _RECORDING for hook in hooks.values())
 
 
 def is_whole(module: nn.Module, device: torch.device) -> bool:
     """Whether a read's parameters are all here: not sharded, not offloaded, not another device's."""
     # a shard is a subclass of Tensor, or empty while its module does not run; a walk through modules takes its time
     parameters = module.parameters() if module._modules else module._parameters.values()
-    return all(
-        parameter is None
-        or (type(parameter) in (nn.Parameter, Tensor) and parameter.device == device and parameter.shape.numel() > 0)
-        for parameter in parameters
-    )
+    for parameter in parameters:
+        if parameter is not None and (
+            type(parameter) not in (nn.Parameter, Tensor) or parameter.device != device or parameter.shape.numel() == 0
+        ):
+            return False
+    return True

@@ -156,7 +156,7 @@ class DepthRouteDecoderLayer(GradientCheckpointingLayer):
         before = residual.unpack(tensors, s)
         reads = self.reads()
         if prepared is None:
-            prepared = residual.prepare(before, reads) if residual.can_prepare(before) else {}
+            prepared = residual.prepare(before, reads) if residual.group_size(before) else {}
 
         reading = residual.read(before, s, reads[s], routing, prepared.get(s))
         if reading.value is not None:
@@ -316,29 +316,35 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             **kwargs,
         }
         masks = self._attention_masks(attention_mask, inputs_embeds, cache, position_ids)
-        prepared, layer_types = None, self.config.layer_types
+        prepared: dict[int, Any] | None = {}
+        prepare_at, layer_types = 0, self.config.layer_types
         for layer_idx, layer in enumerate(self.layers):
-            if layer_idx % self.residual.layers_per_group == 0:
-                prepared = self._prepare_group(state, layer_idx)
+            if layer_idx == prepare_at:
+                size = self.residual.group_size(state)
+                prepared = self._prepare_group(state, layer_idx, size) if size else {}
+                prepare_at += max(size, 1)
             mask = masks[layer_types[layer_idx]]
             changes = layer(*self.residual.pack(state), attention_mask=mask, prepared=prepared, **layer_kwargs)
             changes = changes if isinstance(changes, tuple) else (changes,)
             state = self.residual.advance(state, changes, 2 * layer_idx + 2)
 
-        hidden_states = self.norm(self.residual.finish(state, self.final_read, routing))
+        final = 2 * len(self.layers)
+        if prepared and final in prepared:
+            x_final = self.residual.read(state, final, self.final_read, routing, prepared[final]).x
+        else:
+            x_final = self.residual.finish(state, self.final_read, routing)
+        hidden_states = self.norm(x_final)
         return DepthRouteModelOutputWithPast(
             last_hidden_state=hidden_states,
             routing=None if routing is None else routing.reads,
             **{CACHE_NAME: cache if use_cache else None},
         )
 
-    def _prepare_group(self, state: ResidualState, first: int) -> dict[int, Any] | None:
-        """The reads of the layers from `first` on, prepared at once; None where each layer has to see to its own: under
-        checkpointing, which runs a layer again, where layers are wrapped, or parameters sharded or offloaded, and where hooks
-        may change what a layer is given or gives."""
-        if not self.residual.can_prepare(state):
-            return {}
-        layers = self.layers[first : first + self.residual.layers_per_group]
+    def _prepare_group(self, state: ResidualState, first: int, size: int) -> dict[int, Any] | None:
+        """The reads of `size` layers from `first` on, prepared at once, with all layers the final read too; None where each
+        layer has to see to its own: under checkpointing, which runs a layer again, where layers are wrapped, or parameters
+        sharded or offloaded, and where hooks may change what a layer is given or gives."""
+        layers = self.layers[first : first + size]
         modules: dict[int, Any] = {}
         for layer in layers:
             if not isinstance(layer, DepthRouteDecoderLayer) or (layer.gradient_checkpointing and layer.training):
@@ -346,6 +352,8 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             if has_hooks(layer):
                 return None
             modules |= layer.reads()
+        if len(layers) == len(self.layers):
+            modules[2 * len(layers)] = self.final_read
         device = state.stream.device
         for module in modules.values():
             if isinstance(module, nn.Module) and (has_hooks(module) or not is_whole(module, device)):

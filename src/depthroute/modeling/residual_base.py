@@ -95,13 +95,11 @@ class Residual(ABC):
         routing_learning_rate_factor: default learning rate of the routing parameters, as a multiple of the base rate.
         starts_exactly: whether an anchored model on a stock model's weights computes what that computes, bit for bit.
         parameter_name: layers hold what `create_read` makes as `attn_` and `mlp_` with this name behind.
-        layers_per_group: how many layers' reads are best prepared at once.
     """
 
     routing_learning_rate_factor: float = 1.0
     starts_exactly: bool = True
     parameter_name: str = "read"
-    layers_per_group: int = 1
 
     def __init__(self, config: Any):
         self.config = config
@@ -118,9 +116,9 @@ class Residual(ABC):
     def start(self, embedding: Tensor) -> ResidualState:
         """State before sublayer 0, from e [B, T, D]."""
 
-    def can_prepare(self, state: ResidualState) -> bool:
-        """Whether it pays to `prepare` reads: it needs an implementation in two phases, and enough tokens."""
-        return False
+    def group_size(self, state: ResidualState) -> int:
+        """How many layers' reads are to be prepared at once from here on; 0 where that does not pay."""
+        return 0
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
         """What can be computed at once for the reads `modules`, before the first of them: by s, for `read`. A read that is

@@ -32,7 +32,7 @@ class ReadParameters(NamedTuple):
         null: one more source [D], where there is one.
         value_proj: [D, D] applied to the mix of values, where there is one.
         bias: b [S], where sources have biases.
-        prior_bias: b⁰ [S], the same at initialisation.
+        prior_bias: b⁰ [S], the same at initialisation, where that is needed.
     """
 
     query: Tensor
@@ -41,6 +41,12 @@ class ReadParameters(NamedTuple):
     prior_bias: Tensor | None = None
     null: Tensor | None = None
     value_proj: Tensor | None = None
+
+
+def fold(query: Tensor, key_norm: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """γ ⊙ q [D] in `dtype`."""
+    # a tensor of its own also without γ: products round by the alignment of what was loaded
+    return query.to(dtype, copy=True) if key_norm is None else query.to(dtype) * key_norm.to(dtype)
 
 
 class PreparedRead(NamedTuple):
@@ -63,6 +69,25 @@ class PreparedRead(NamedTuple):
     start: Tensor | None
 
 
+class SequentialRead(NamedTuple):
+    """One read of a few tokens, whose sources are looked at as they come.
+
+    Attributes:
+        few: the backend's `FewTokens`, shared by all reads that were prepared together.
+        parameters: the read's.
+        first, routes: which of their queries are its own.
+        ahead: how many queries behind them read the same sources.
+        bias: b [S, count], where sources have biases.
+    """
+
+    few: Any
+    parameters: ReadParameters
+    first: int
+    routes: int
+    ahead: int
+    bias: Tensor | None
+
+
 class DepthRead(nn.Module):
     """The parameters of one depth read: `query` [D] (zero at the start), `key_norm` γ [D] (one), `value_query` q^V [D]
     (zero; RD-AttnRes), `detail_bias` [bases] (`depth_detail_bias`; WAV), `value_proj` [D, D] (identity; DAR's SepV control)
@@ -83,6 +108,7 @@ class DepthRead(nn.Module):
         self.bases = [bases.index(source.basis) if source.basis else -1 for source in read_sources(config, s)]
         self.bases += [-1] * config.depth_null_source
         self.initial_detail_bias = config.depth_detail_bias
+        self.needs_prior = config.depth_anchored or config.depth_value_route == "uniform"
         has_details = any(basis >= 0 for basis in self.bases)
         is_attention = s % 2 == 0 and s < 2 * config.num_hidden_layers
         routes_values = is_attention and config.depth_value_route in ("decoupled", "average")
@@ -100,46 +126,45 @@ class DepthRead(nn.Module):
     def forward(self, stream: Tensor) -> ReadParameters:
         """The folded parameters; `stream` [B, T, D] gives device and dtype and is used for nothing else."""
         dtype, key_norm = statistics_dtype(stream), self.key_norm
-
-        def fold(query: Tensor) -> Tensor:
-            # a tensor of its own also without γ: products round by the alignment of what was loaded
-            return query.to(dtype, copy=True) if key_norm is None else query.to(dtype) * key_norm.to(dtype)
-
+        query = fold(self.query, key_norm, dtype)
         if self.is_plain:
-            return ReadParameters(fold(self.query))
+            return ReadParameters(query)
         bias = prior_bias = None
         if self.detail_bias is not None:
-            basis = torch.tensor(self.bases, device=stream.device)
-            is_detail = basis >= 0
-            learned = self.detail_bias.to(dtype)[basis.clamp(min=0)]
-            # rounded like the parameter: the start must be exactly the parameter's start
-            initial = torch.full_like(self.detail_bias, self.initial_detail_bias).to(dtype)[basis.clamp(min=0)]
-            bias = torch.where(is_detail, learned, torch.zeros_like(learned))
-            prior_bias = torch.where(is_detail, initial, torch.zeros_like(initial))
-        value_query = None if self.value_query is None else fold(self.value_query)
-        return ReadParameters(fold(self.query), value_query, bias, prior_bias, self.null, self.value_proj)
+            # what is no detail has no bias: its index, −1, finds the zero behind the learned ones
+            learned = nn.functional.pad(self.detail_bias.to(dtype), (0, 1))
+            bias = learned[torch.tensor(self.bases, device=stream.device)]
+            if self.needs_prior:
+                # rounded like the parameter: the start must be exactly the parameter's start
+                initial = torch.full((), self.initial_detail_bias, dtype=self.detail_bias.dtype, device=stream.device)
+                is_detail = [float(basis >= 0) for basis in self.bases]
+                prior_bias = initial.to(dtype) * torch.tensor(is_detail, dtype=dtype, device=stream.device)
+        value_query = None if self.value_query is None else fold(self.value_query, key_norm, dtype)
+        return ReadParameters(query, value_query, bias, prior_bias, self.null, self.value_proj)
 
     def extra_repr(self) -> str:
         return f"width={self.query.shape[-1]}, key_norm={'learned' if self.key_norm is not None else 'none'}"
 
 
-def match_rms(detail: Tensor, summary: Tensor, max_scale: float, eps: float) -> Tensor:
+def match_rms(summary: Tensor, details: Sequence[Tensor], max_scale: float, eps: float) -> list[Tensor]:
     """WAV's detached RMS matching: D · min(`max_scale`, rms(C) / rms(D)) per token.
 
     Args:
-        detail, summary: D and C, [B, T, D].
+        summary, details: C and the Ds, [B, T, D].
 
     Returns:
-        [B, T, D] in the dtype of the detail; the ratio is computed in float32 (float64) and has no gradient.
+        [B, T, D] each, in the dtype of the detail; the ratio is computed in float32 (float64) and has no gradient.
     """
-    dtype = statistics_dtype(detail)
+    dtype = statistics_dtype(summary)
     with torch.no_grad():
-        square_summary, square_detail = (
-            torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=dtype).square() / tensor.shape[-1]
-            for tensor in (summary, detail)
+        # sqrt(D · (mean(x²) + eps))
+        floor = torch.full((), (summary.shape[-1] * eps) ** 0.5, dtype=dtype, device=summary.device)
+        of_summary, *of_details = (
+            torch.hypot(torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=dtype), floor)
+            for tensor in (summary, *details)
         )
-        ratio = ((square_summary + eps) / (square_detail + eps)).sqrt().clamp(max=max_scale)
-    return (detail * ratio).to(detail.dtype)
+        ratios = [(of_summary / norm).clamp(max=max_scale) for norm in of_details]
+    return [(detail * ratio).to(detail.dtype) for detail, ratio in zip(details, ratios)]
 
 
 class DepthAttentionResidual(Residual):
@@ -195,8 +220,6 @@ class DepthAttentionResidual(Residual):
         block = config.depth_block_size or 3
         # where the sources since the phase are not just what the stream has gained since: one block
         one_block = self.bases or (not self.replaces and config.depth_block_size)
-        # a block's reads have all their sources at its start
-        self.only_complete = bool(one_block) and not (self.bases or self.over_states or config.depth_null_source)
         self.layers_per_group = block if one_block else block * max(1, 3 // block)
 
     def create_read(self, s: int) -> DepthRead | None:
@@ -228,31 +251,71 @@ class DepthAttentionResidual(Residual):
         partial, *details = state.carry[1:]
         if s == self.final:
             return (*history, partial)
-        return (*history, partial, *(self.scaled(detail, partial) for detail in details))
+        return (*history, partial, *self.scaled(details, partial))
 
-    def scaled(self, detail: Tensor, summary: Tensor) -> Tensor:
-        if detail is summary and self.config.depth_detail_max_scale >= 1:
-            return detail  # the ratio of their norms is one
-        return match_rms(detail, summary, self.config.depth_detail_max_scale, self.options["eps"])
+    def scaled(self, details: Sequence[Tensor], summary: Tensor) -> list[Tensor]:
+        # details that are one tensor so far stay one
+        names = {id(detail): detail for detail in details}
+        kept = self.config.depth_detail_max_scale >= 1  # the ratio of equal norms is one
+        others = [detail for detail in names.values() if not (kept and detail is summary)]
+        if others:
+            matched = match_rms(summary, others, self.config.depth_detail_max_scale, self.options["eps"])
+            names |= {id(detail): found for detail, found in zip(others, matched)}
+        return [names[id(detail)] for detail in details]
 
-    def can_prepare(self, state: ResidualState) -> bool:
+    def group_size(self, state: ResidualState) -> int:
         backend = choose_backend(self.config, state.stream)
-        return backend is not None and (self.only_complete or backend.phases_pay(state.stream))
+        if backend is None:
+            return 0
+        return self.final // 2 if backend.of_few_tokens(state.stream) else self.layers_per_group
 
-    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedRead]:
-        """One phase: all queries of the reads `modules` over the sources completed so far."""
-        reads = {s: module for s, module in modules.items() if module is not None}
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
+        """All queries of the reads `modules`, over the sources completed so far (`PreparedRead`), or of a few tokens over every
+        source as it comes (`SequentialRead`)."""
+        backend: Any = choose_backend(self.config, state.stream)
+        few = backend.of_few_tokens(state.stream)
+        # without details the final read's sources are not those of the reads before it
+        end = self.final + (few and not self.bases)
+        reads = {s: module for s, module in modules.items() if module is not None and s < end}
         if not reads:
             return {}
-        backend: Any = choose_backend(self.config, state.stream)
+        return self.prepare_few(backend, state, reads) if few else self.prepare_phase(backend, state, reads)
+
+    def prepare_few(self, backend: Any, state: ResidualState, reads: dict[int, Any]) -> dict[int, SequentialRead]:
+        parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
+        routes = {s: self.routes(s, parameters[s]) for s in reads}
+        queries = torch.stack([query for s in reads for query, _ in routes[s]])
+        few = backend.FewTokens(queries.unsqueeze(0), state.stream, **self.options)
+        prepared: dict[int, SequentialRead] = {}
+        first, ahead = len(queries), 0
+        for s in sorted(reads, reverse=True):
+            # what a block's reads share, the first of them can make for all
+            following = prepared.get(s + 1)
+            shares = following is not None and self.has_same_sources(s)
+            ahead = following.routes + following.ahead if shares else 0  # type: ignore[union-attr]
+            first -= len(routes[s])
+            biases = [bias for _, bias in routes[s] if bias is not None]
+            bias = torch.stack(biases, 1) if biases else None
+            prepared[s] = SequentialRead(few, parameters[s], first, len(routes[s]), ahead, bias)
+        return prepared
+
+    def has_same_sources(self, s: int) -> bool:
+        """Whether the read behind `s` has the sources of `s` and both have none that are not complete."""
+        return (
+            self.source_counts[s] == self.source_counts[s + 1] == self.history_sizes[s] == self.history_sizes[s + 1]
+            and not self.bases
+        )
+
+    def prepare_phase(self, backend: Any, state: ResidualState, reads: dict[int, Any]) -> dict[int, PreparedRead]:
         parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
         shared = state.history
         routes = {s: self.routes(s, parameters[s]) for s in reads}
         queries, biases = zip(*(route for s in reads for route in routes[s]))
         whole = [s for s in reads if self.source_counts[s] == len(shared)]
         bias, prior_bias = None, parameters[min(reads)].prior_bias
-        if prior_bias is not None:
+        if biases[0] is not None:
             bias = torch.stack([bias[: len(shared)] for bias in biases])
+        if prior_bias is not None:
             prior_bias = prior_bias[: len(shared)]
         (phase,) = backend.phase(
             [PhaseInput(shared, torch.stack(queries), bias=bias)],
@@ -263,7 +326,7 @@ class DepthAttentionResidual(Residual):
         )
         results = zip((*phase.complete, *phase.partial), phase.logits)
         # inside a block the partial source also holds what was written before: the stream has gained less than that since
-        start = state.stream if min(modules) % self.unit == 0 else None
+        start = state.stream if min(reads) % self.unit == 0 else None
         return {
             s: PreparedRead(backend, parameters[s], routes[s], list(islice(results, len(routes[s]))), len(shared), start)
             for s in reads
@@ -275,10 +338,10 @@ class DepthAttentionResidual(Residual):
         s: int,
         module: Any,
         record: RoutingRecord | None,
-        prepared: PreparedRead | None = None,
+        prepared: PreparedRead | SequentialRead | None = None,
     ) -> Reading:
         if module is None:
-            return Reading(state.stream)
+            return Reading(state.carry[0])
         parameters: ReadParameters = prepared.parameters if prepared else module(state.stream)
         sources = self.sources(state, s)
         if parameters.null is not None:
@@ -286,7 +349,9 @@ class DepthAttentionResidual(Residual):
         base = state.stream if self.options["anchored"] or not self.replaces else None
         # linear: one projection of the mix is the mix of projected values
         mix_base = base if parameters.value_proj is None else None
-        if prepared:
+        if isinstance(prepared, SequentialRead):
+            mixes = self.read_few(prepared, s, state.history, sources, mix_base, record is not None)
+        elif prepared:
             mixes = [
                 self.finish_prepared(prepared, index, s, sources, mix_base, record is not None)
                 for index in range(len(prepared.routes))
@@ -329,6 +394,32 @@ class DepthAttentionResidual(Residual):
         """p [S, B, T(, H)] of logits [S, B, T, H]."""
         weights = torch.softmax(logits, 0)
         return weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
+
+    def read_few(
+        self,
+        prepared: SequentialRead,
+        s: int,
+        history: Sequence[Tensor],
+        sources: Sequence[Tensor],
+        base: Tensor | None,
+        weigh: bool,
+    ) -> list[tuple[Tensor, Any]]:
+        """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of each route of a read of a few tokens."""
+        few, parameters, first, routes, ahead, bias = prepared
+        completed = len(history)
+        if few.count < completed:
+            few.add((sources[few.count : completed],))
+        private = (sources[completed:],) if len(sources) > completed else None
+        ahead = 0 if weigh else ahead
+        prior_bias, gain = parameters.prior_bias, self.gains[s]
+        mixes, logits = few.read(first, routes, ahead, private, bias=bias, prior_bias=prior_bias, gain=gain)
+        reads = mixes if base is None else [base + mix for mix in mixes]
+        if (dtype := sources[0].dtype) != reads[0].dtype:
+            reads = [read.to(dtype) for read in reads]
+        if not weigh:
+            return [(read, None) for read in reads]
+        weights = few.weights(logits)[0]
+        return list(zip(reads, weights.squeeze(-1) if self.options["num_heads"] == 1 else weights))
 
     def finish_prepared(
         self, prepared: PreparedRead, index: int, s: int, sources: Sequence[Tensor], base: Tensor | None, weigh: bool
@@ -380,22 +471,24 @@ class DepthAttentionResidual(Residual):
         completes_unit = (s + 1) % self.unit == 0
         if self.over_states:
             return ResidualState((stream,), (*state.history, stream) if completes_unit else state.history)
-        signs = [1, *(self.sign(basis, s) for basis in self.bases)]
-        # details that have had the same signs so far are one tensor, which is then kept for the gradient only once
-        if s % self.unit == 0:
-            sums: dict[Any, Tensor] = {sign: update if sign > 0 else -update for sign in signs}
-            running = [sums[sign] for sign in signs]
-        else:
-            pairs = [(id(old), sign) for old, sign in zip(state.carry[1:], signs)]
-            sums = {
-                pair: old + update if pair[1] > 0 else old - update
-                for pair, old in dict(zip(pairs, state.carry[1:])).items()
-            }
-            running = [sums[pair] for pair in pairs]
+        running = self.accumulate(state.carry[1:], s, update)
         if not completes_unit:
             return ResidualState((stream, *running), state.history)
         block, *details = running
-        return ResidualState((stream,), (*state.history, block, *(self.scaled(detail, block) for detail in details)))
+        return ResidualState((stream,), (*state.history, block, *self.scaled(details, block)))
+
+    def accumulate(self, before: Sequence[Tensor], s: int, update: Tensor) -> list[Tensor]:
+        """The running block and its details with one more update; `before` is empty at a block's start."""
+        if not self.bases:
+            return [before[0] + update if before else update]
+        signs = [1, *(self.sign(basis, s) for basis in self.bases)]
+        # details that have had the same signs so far are one tensor, which is then kept for the gradient only once
+        if not before:
+            sums: dict[Any, Tensor] = {sign: update if sign > 0 else -update for sign in signs}
+            return [sums[sign] for sign in signs]
+        pairs = [(id(old), sign) for old, sign in zip(before, signs)]
+        sums = {pair: old + update if pair[1] > 0 else old - update for pair, old in dict(zip(pairs, before)).items()}
+        return [sums[pair] for pair in pairs]
 
     def sign(self, basis: str, s: int) -> int:
         """±1 of update `s` in a detail: "phase" + attention, − MLP; "split" + the first half of a whole block, −

@@ -65,6 +65,37 @@ class PreparedDualRead(NamedTuple):
     size: int
 
 
+class SequentialDualRead(NamedTuple):
+    """One read of a few tokens, whose entries are looked at as they come.
+
+    Attributes:
+        few: the backend's `FewTokens`, shared by all reads that were prepared together; its groups are the two streams.
+        parameters: the read's.
+        place: its query among theirs.
+        alpha: α [1], and
+        mixing: [2, 3], what makes the new P^0 and P^1 of P^0, P^1 and u; None where gates are dynamic, and the second after the
+            final read.
+    """
+
+    few: Any
+    parameters: DualReadParameters
+    place: int
+    alpha: Tensor | None
+    mixing: Tensor | None
+
+
+class Mixing(NamedTuple):
+    """The static gates of one write as a matrix [2, 3], what makes the new P^0 and P^1 of P^0, P^1 and u; float32 (float64)."""
+
+    matrix: Tensor
+
+    def write(self, update: Tensor, partial: Sequence[Tensor]) -> Sequence[Tensor]:
+        """P^0, P^1 [B, T, D] after the write of u; before it there are none at a block's start."""
+        matrix = self.matrix if partial else self.matrix[:, 2:]
+        rows = torch.stack((*partial, update)).view(matrix.shape[1], -1)
+        return torch.mm(matrix, rows.to(matrix.dtype)).to(update.dtype).view(2, *update.shape).unbind()
+
+
 class DualRead(nn.Module):
     """The parameters of one DAR read and of the write behind it: `query` [2, D] (zero at the start), `key_norm` γ [2, D]
     (one), `gate_logits` [4]: a = 0, r = `dual_transport_init`, c_j from `dual_write_asymmetry` (the final read, which no
@@ -140,6 +171,7 @@ class DualStreamResidual(Residual):
         self.source_counts = [len(read_sources(config, s)) for s in range(self.final + 1)]
         self.layers_per_group = config.depth_block_size * max(1, 3 // config.depth_block_size)
         self.routes = ROUTES[config.dual_routing]
+        self.is_crossed = any(key != value for key, value in self.routes)
 
     def create_read(self, s: int) -> DualRead:
         return DualRead(self.config, s)
@@ -161,16 +193,47 @@ class DualStreamResidual(Residual):
             return (*first, state.carry[1]), (*second, state.carry[2])
         return first, second
 
-    def can_prepare(self, state: ResidualState) -> bool:
+    def group_size(self, state: ResidualState) -> int:
         backend = choose_backend(self.config, state.stream)
-        return backend is not None and backend.phases_pay(state.stream)
+        if backend is None:
+            return 0
+        return self.final // 2 if backend.of_few_tokens(state.stream) else self.layers_per_group
 
-    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, PreparedDualRead]:
-        """One phase of two streams: all queries of the reads `modules` over the entries completed so far."""
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
+        """All queries of the reads `modules`, over the entries of both streams completed so far (`PreparedDualRead`), or of a few
+        tokens over every entry as it comes (`SequentialDualRead`)."""
+        backend: Any = choose_backend(self.config, state.stream)
+        few = backend.of_few_tokens(state.stream)
+        end = self.final + few
         parameters: dict[int, DualReadParameters] = {
-            s: module(state.stream) for s, module in modules.items() if self.source_counts[s] > 1
+            s: module(state.stream) for s, module in modules.items() if self.source_counts[s] > 1 and s < end
         }
-        return self.prepare_with(parameters, (state.history[0::2], state.history[1::2])) if parameters else {}
+        if not parameters:
+            return {}
+        if few:
+            return self.prepare_few(backend, state, parameters)
+        return self.prepare_with(parameters, (state.history[0::2], state.history[1::2]))
+
+    def prepare_few(
+        self, backend: Any, state: ResidualState, parameters: dict[int, DualReadParameters]
+    ) -> dict[int, SequentialDualRead]:
+        queries = torch.stack([read.query for read in parameters.values() if read.query is not None], 1)
+        queries = queries if self.scale == 1 else queries * self.scale
+        few = backend.FewTokens(queries, state.stream, **self.options)
+        alphas: Sequence[Tensor | None] = [None] * len(parameters)
+        mixing: Sequence[Tensor | None] = [None] * len(parameters)
+        if self.config.dual_gates == "static":
+            logits = [read.gate_logits for read in parameters.values()]
+            alphas = torch.sigmoid(torch.stack([of_read[:1] for of_read in logits])).unbind()
+            writes = [of_read[1:] for of_read in logits if len(of_read) > 1]
+            if writes:
+                rho, beta_0, beta_1 = torch.sigmoid(torch.stack(writes, 1))
+                matrices = torch.stack([rho, 1 - rho, 2 * beta_0, 1 - rho, rho, 2 * beta_1], 1)
+                mixing = matrices.view(-1, 2, 3).unbind()
+        return {
+            s: SequentialDualRead(few, read, index, alpha, mixing[index] if index < len(mixing) else None)
+            for index, ((s, read), alpha) in enumerate(zip(parameters.items(), alphas))
+        }
 
     def prepare_with(
         self, parameters: dict[int, DualReadParameters], entries: tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -215,11 +278,13 @@ class DualStreamResidual(Residual):
         s: int,
         module: Any,
         record: RoutingRecord | None,
-        prepared: PreparedDualRead | None = None,
+        prepared: PreparedDualRead | SequentialDualRead | None = None,
     ) -> Reading:
         parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
             return Reading(state.stream, gates=parameters.gate_logits)
+        if isinstance(prepared, SequentialDualRead):
+            return self.read_few(prepared, state, s, record)
         entries, anchored = self.streams(state, s), self.options["anchored"]
         if prepared is None and choose_backend(self.config, state.stream) is not None:
             prepared = self.prepare_with({s: parameters}, entries)[s]
@@ -235,10 +300,7 @@ class DualStreamResidual(Residual):
             else []
         )
         if parameters.gate_proj is not None:
-            plain = [mix + total / count for mix, total in zip(mixes, totals)] if totals else mixes
-            both = torch.cat(list(plain), dim=-1)
-            normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + self.options["eps"])
-            gates = gates + nn.functional.linear(normalised, parameters.gate_proj)
+            gates = gates + self.dynamic_gates(parameters.gate_proj, mixes, totals, count)
         alpha = torch.sigmoid(gates[..., :1])
         if prepared:
             options = {"stream": state.stream, "count": count, **self.gap(prepared, entries)} if anchored else {}
@@ -248,10 +310,51 @@ class DualStreamResidual(Residual):
             if anchored:
                 mixed = state.stream + ((alpha - 0.5) * (totals[0] - totals[1]) + count * mixed)
         if record is not None:
-            both_weights = torch.stack([weight.detach() for weight in weights])
-            both_weights = both_weights.squeeze(-1) if self.options["num_heads"] == 1 else both_weights
-            record.note(read_name(self.config, s), RoutingWeights(source_labels(self.config, s), both_weights))
+            self.note(record, s, torch.stack([weight.detach() for weight in weights]))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
+
+    def read_few(
+        self, prepared: SequentialDualRead, state: ResidualState, s: int, record: RoutingRecord | None
+    ) -> Reading:
+        few, parameters, place, alpha, mixing = prepared
+        completed, count, gates = len(state.history) // 2, self.source_counts[s], parameters.gate_logits
+        if few.count < completed:
+            new = state.history[2 * few.count :]
+            few.add(*self.routed(new[0::2], new[1::2]))
+        private = self.routed(*([partial] for partial in state.carry[1:])) if count > completed else (None, None)
+        mixes, logits = few.read(place, 1, 0, *private)
+        totals = few.totals(private[0]) if self.options["anchored"] else []
+        if parameters.gate_proj is not None:
+            gates = gates + self.dynamic_gates(parameters.gate_proj, mixes, totals, count)
+        if alpha is None:
+            alpha = torch.sigmoid(gates[..., :1])
+        mixed = torch.lerp(mixes[1], mixes[0], alpha)
+        if totals:
+            mixed = state.stream + torch.addcmul(count * mixed, alpha - 0.5, totals[0] - totals[1])
+        if record is not None:
+            self.note(record, s, few.weights(logits).squeeze(1))
+        return Reading(mixed.to(state.stream.dtype), gates=gates if mixing is None else Mixing(mixing))
+
+    def routed(self, first: Any, second: Any) -> tuple[list[Any], list[Any] | None]:
+        """By target stream: its values and, where those are others, its keys, of what belongs to stream 0 and to stream 1."""
+        of_stream = (first, second)
+        keys = [of_stream[key] for key, _ in self.routes] if self.is_crossed else None
+        return [of_stream[value] for _, value in self.routes], keys
+
+    def dynamic_gates(
+        self, projection: Tensor, mixes: Sequence[Tensor], totals: Sequence[Tensor], count: int
+    ) -> Tensor:
+        """What each token adds to the gates' logits, [B, T, 4] ([B, T, 1] at the final read). The plain mixes are m^j + Σ^j / n
+        where `totals` are given: anchored."""
+        plain = [mix + total / count for mix, total in zip(mixes, totals)] if totals else mixes
+        both = torch.cat(list(plain), dim=-1)
+        normalised = both * torch.rsqrt(both.square().mean(-1, keepdim=True) + self.options["eps"])
+        return nn.functional.linear(normalised, projection)
+
+    def note(self, record: RoutingRecord, s: int, weights: Tensor) -> None:
+        """`weights` p [2, S, B, T, H]."""
+        weights = weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
+        record.note(read_name(self.config, s), RoutingWeights(source_labels(self.config, s), weights))
 
     def mix(
         self, queries: Tensor, entries: tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -289,9 +392,12 @@ class DualStreamResidual(Residual):
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update
-        backend = choose_backend(self.config, update)
-        write = self.write_streams if backend is None else backend.write_streams
-        partial = write(reading.gates, update, state.carry[1:])
+        if isinstance(reading.gates, Mixing):
+            partial = reading.gates.write(update, state.carry[1:])
+        else:
+            backend = choose_backend(self.config, update)
+            write = self.write_streams if backend is None else backend.write_streams
+            partial = write(reading.gates, update, state.carry[1:])
         if (s + 1) % self.unit:
             return ResidualState((stream, *partial), state.history)
         return ResidualState((stream,), (*state.history, *partial))
