@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -141,21 +142,28 @@ def refresh_card(
         write_json(path / RECORD, record)
     if rows != facts.evaluations:
         write_json(path / EVALUATIONS, {"rows": rows})
-    card, old, new = path / CARD, card_text(facts), card_text(read_facts(path))
-    text = (
-        renewed(card.read_text(encoding="utf-8"), old, new, [*told, *(["language"] if language else [])])
-        if card.is_file()
-        else new
-    )
+    card = path / CARD
+    text = _brought_forward(card, facts, read_facts(path), [*told, *(["language"] if language else [])])
     card.write_text(text, encoding="utf-8")
     return card_problems(path, text)
 
 
 def current_card(folder: Path) -> str:
     """The card as the folder's files have it now, with what was written into the present one by hand. Nothing is written."""
-    new = card_text(read_facts(folder))
-    card = folder / CARD
-    return renewed(card.read_text(encoding="utf-8"), new, new) if card.is_file() else new
+    facts = read_facts(folder)
+    return _brought_forward(folder / CARD, facts, facts, [])
+
+
+def _brought_forward(card: Path, before: Facts, now: Facts, told: Sequence[str]) -> str:
+    new = card_text(now)
+    if not card.is_file():
+        return new
+    text = card.read_text(encoding="utf-8")
+    # a folder may have been renamed since its card was written
+    names = (before.name, str(before.record.get("conversion", {}).get("out", before.name)))
+    written = [card_text(replace(before, name=name)) for name in names]
+    old = next((each for each in written if _parts(each)[1] == _parts(text)[1]), written[0])
+    return renewed(text, old, new, told)
 
 
 def card_problems(folder: Path, text: str) -> list[str]:

@@ -58,7 +58,7 @@ _SECRETS = re.compile(
 )
 _PATH = re.compile(r"(?<![\w.:/~<-])/[\w.][^\s\"'`,;()<>|\\]+|file:///[^\s\"'`]+|\b[A-Za-z]:\\[^\s\"'`]+")
 _HOME = re.compile(r"/home/[^/]+/.|/Users/[^/]+/.|/root/.|file://|[A-Za-z]:\\")
-_OF_ANY_SYSTEM = ("/usr/", "/bin/", "/etc/", "/dev/", "/proc/", "/sys/", "/opt/homebrew/", "/tmp")
+_OF_ANY_SYSTEM = ("/usr/", "/bin/", "/etc/", "/dev/", "/proc/", "/sys/", "/opt/homebrew/")
 
 
 def files_of(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
