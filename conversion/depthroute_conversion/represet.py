@@ -30,9 +30,9 @@ from depthroute.modeling.modeling_depthroute import RESIDUALS
 from .architectures import Architecture
 from .keys import KeyRules
 from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, built, carried_config, why_anchoring_matters
+from .routing import initial_routing, meta_model, promises_equality, read_converted_config
 from .side_files import SideFiles
 from .source import FolderSource
-from .verification import initial_routing, meta_model, promises_equality, read_converted_config
 from .weights import StoredTensor, read_headers
 
 

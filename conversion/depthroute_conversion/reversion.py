@@ -13,26 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute import DepthRouteConfig, __version__
+from depthroute import __version__
 from depthroute.errors import Refused
+from depthroute.modeling.configuration_depthroute import read_backbone_config
 
 from .architectures import ARCHITECTURES, Architecture
 from .folder import check_apart, check_output
 from .hashes import source_fingerprint
 from .keys import listed
+from .probes import max_difference, probe_ids, standard_deviation
 from .progress import Progress, steps
 from .represet import moved_routing, our_architecture
+from .routing import meta_model, promises_equality, read_converted_config
 from .source import FolderSource
 from .unfinished import UnfinishedFolder, unfinished_folder
-from .verification import (
-    align_weights,
-    max_difference,
-    meta_model,
-    outputs,
-    probe_ids,
-    promises_equality,
-    read_converted_config,
-)
+from .verification import fits, source_outputs
 from .way_back import Origin, WayBack, read_way_back, sha256_of
 from .weights import INDEX, read_headers
 from .writing import METADATA, PlannedTensor, plan_shards, write_shard
@@ -174,7 +169,7 @@ def revert(
             _write_config(work.files, way_back.origin, source, as_is=bool(differs))
             step("keeping the tokenizer")
             kept = source.copy_side_files(work.files).kept
-            loss = _measure(path, work.files, config, ours, stock, step) if lossy else None
+            loss = _measure(source, work.files, stock, step) if lossy else None
     return RevertReport(
         folder=path.name,
         out=str(target),
@@ -279,28 +274,17 @@ def _write_config(work: Path, origin: Origin, source: FolderSource, as_is: bool)
 
 
 @torch.no_grad()
-def _measure(
-    folder: Path, work: Path, config: DepthRouteConfig, ours: Architecture, stock: Architecture, step: Progress
-) -> Loss:
-    """The outputs of the conversion and of what was written, both in float32 and in memory one at a time."""
+def _measure(converted: FolderSource, work: Path, stock: Architecture, step: Progress) -> Loss:
+    """The outputs of the conversion and of what was written, both in float32, one model in memory at a time, or one layer."""
+    config = converted.config
+    written = FolderSource(work, "the stock model", read_backbone_config(work), stock, read_headers(work))
     probes = probe_ids(config.vocab_size, config.max_position_embeddings, [config.sliding_window])
-
-    def compute(architecture: Architecture, path: Path) -> list[Tensor]:
-        model = architecture.stock.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        )
-        found = outputs(architecture, align_weights(model.eval()), probes)
-        del model
-        gc.collect()
-        return found
-
-    step("computing the outputs with its routing")
-    before = compute(ours, folder)
-    step("computing them without")
-    after = compute(stock, work)
-    std = torch.cat([item.flatten() for item in before]).double().std().item()
+    layerwise = not fits(converted.stored, torch.float32)
+    before = source_outputs(converted, torch.float32, probes, step, layerwise)
+    gc.collect()
+    after = source_outputs(written, torch.float32, probes, step, layerwise)
     kl = None
     if stock.has_language_head:
         rows = [(a.double().log_softmax(-1), b.double().log_softmax(-1)) for a, b in zip(before, after, strict=True)]
         kl = torch.cat([(a.exp() * (a - b)).sum(-1).flatten() for a, b in rows]).mean().item()
-    return Loss(max_difference(before, after), std, kl)
+    return Loss(max_difference(before, after), standard_deviation(before), kl)

@@ -128,11 +128,8 @@ def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None
 
     if layerwise is None:
         layerwise = not fits(stored, dtype)
-    one_way = (_layerwise_source, _layerwise_converted) if layerwise else (_whole_source, _whole_converted)
-    of_source, of_converted = one_way
-    if isinstance(source, RoutedSource) and source.loads_whole:
-        of_source = _whole_source
-    expected = of_source(source, dtype, probes, step)
+    of_converted = _layerwise_converted if layerwise else _whole_converted
+    expected = source_outputs(source, dtype, probes, step, layerwise)
     got, controlled, perturbed = of_converted(folder, config, architecture, stored, dtype, probes, step)
 
     return VerificationReport(
@@ -194,6 +191,15 @@ def _same_bytes(tensor: Tensor, key: str, item: StoredTensor, first: int, progre
         first += piece.numel()
         progress.advance(piece.nbytes)
     return True
+
+
+def source_outputs(
+    source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress, layerwise: bool
+) -> list[Tensor]:
+    """What the source computes for each probe, in `dtype`, with one layer in memory or with all of them."""
+    if layerwise and not (isinstance(source, RoutedSource) and source.loads_whole):
+        return _layerwise_source(source, dtype, probes, step)
+    return _whole_source(source, dtype, probes, step)
 
 
 def _whole_source(source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress) -> list[Tensor]:
