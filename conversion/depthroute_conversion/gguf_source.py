@@ -27,6 +27,8 @@ from .source import Source
 
 _BROKEN = (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct.error)
 _UNSCALED = ("none", "")
+_READ_FOR_SOME = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}
+"""Metadata that transformers reads for some families only, and what it is called in a configuration."""
 
 
 class GgufSource(Source):
@@ -65,8 +67,9 @@ class GgufSource(Source):
         self.architecture = hosted[0]
         self._reader = GGUFReader(self.path)
         family = self._field("general.architecture")
-        if (width := self._field(f"{family}.attention.key_length")) is not None:
-            self.config.head_dim = width  # transformers reads it for some families only
+        for field, name in _READ_FOR_SOME.items():
+            if (value := self._field(f"{family}.{field}")) is not None:
+                setattr(self.config, name, value)
         scaling = self._field(f"{family}.rope.scaling.type")
         if scaling not in (None, *_UNSCALED):
             raise Refused(
