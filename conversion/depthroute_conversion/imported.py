@@ -35,6 +35,7 @@ from .keys import KeyRules, Rename, listed
 from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, carried_config
 from .side_files import SideFiles
 from .source import FolderSource
+from .source_config import check_code
 from .weights import StoredTensor, read_headers
 
 
@@ -265,8 +266,10 @@ class ImportedSource(RoutedSource):
         return EXPORT_GAP if config.depth_anchored else ROUNDING_GAP
 
 
-def open_imported(folder: Path, entries: dict[str, Any], label: str, hub_id: str | None) -> ImportedSource:
-    """A folder of one of `ORIGINS`.
+def open_imported(
+    folder: Path, entries: dict[str, Any], label: str, hub_id: str | None, ignore_code: bool
+) -> ImportedSource:
+    """A folder of one of `ORIGINS`; with code of its own where `ignore_code`, which is not run.
 
     Raises:
         Refused: its configuration says what we cannot host exactly, or its keys are not those of its origin: then the keys that
@@ -276,6 +279,8 @@ def open_imported(folder: Path, entries: dict[str, Any], label: str, hub_id: str
     origin = ORIGINS[entries["model_type"]]
     if entries.get("quantization_config") is not None:
         raise Refused(f"{path}: quantization_config: got one, allowed: unquantized weights")
+    if not ignore_code:
+        check_code(path, entries, f"{origin.name} as it is public")
     hosted = origin.read_config(path, entries)
     try:
         routing = DepthRouteConfig.from_preset(hosted.preset, base=hosted.config, **hosted.fields)

@@ -180,7 +180,7 @@ def _open_folder(folder: Path, label: str, hub_id: str | None, ignore_code: bool
     if is_own(folder):
         return open_own(folder, label, hub_id)
     if (entries := foreign_entries(folder)) is not None:
-        return open_imported(folder, entries, label, hub_id)
+        return open_imported(folder, entries, label, hub_id, ignore_code)
     config, declared = read_stock_config(folder, ignore_code)
     settings = getattr(config, "quantization_config", None)
     stored = read_headers(folder, DTYPES if settings is None else FP8_DTYPES)

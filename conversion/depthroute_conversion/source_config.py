@@ -53,12 +53,13 @@ def read_stock_config(folder: Path, ignore_code: bool = False) -> tuple[PreTrain
         raise Refused(f"{path}: got a {type(entries).__name__}, allowed: a model configuration")
     declared = _check_architecture(path, entries)
     if not ignore_code:
-        _check_code(path, entries)
+        names = " or ".join(item.name for item in architectures_of(entries["model_type"]))
+        check_code(path, entries, f"{names} as transformers has it")
     if entries.get("quantization_config") is not None:
         _check_quantization(path, entries["quantization_config"])
     try:
         return read_backbone_config(folder), declared
-    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
+    except (ValueError, OSError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
         raise Refused(f"{path}: {one_line(error)}") from error
 
 
@@ -75,13 +76,18 @@ def _check_architecture(path: Path, entries: dict) -> str | None:
     return given[0] if given else None
 
 
-def _check_code(path: Path, entries: dict) -> None:
+def check_code(path: Path, entries: dict, known: str) -> None:
+    """Refuse a folder that comes with code of its own: its tensors may mean something else there than in `known`.
+
+    Raises:
+        Refused: naming the code.
+    """
     modules = sorted(item.name for item in path.parent.glob("*.py"))
     if "auto_map" in entries or modules:
         got = f"auto_map: got {entries['auto_map']}" if "auto_map" in entries else f"got {listed(modules)} beside it"
         raise Refused(
             f"{path}: {got}, code of its own, which is never run; allowed: a model without, or --ignore-code where its tensors "
-            f"are those of {' or '.join(item.name for item in architectures_of(entries['model_type']))} as transformers has it"
+            f"are those of {known}"
         )
 
 

@@ -323,6 +323,18 @@ def test_what_cannot_be_hosted_exactly_is_refused(what, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_code_beside_a_checkpoint_is_refused_unless_it_is_to_be_ignored(tmp_path):
+    source = qwen3_attnres(tmp_path / "source", auto_map={"AutoModelForCausalLM": "modeling_x.Qwen3AttnResForCausalLM"})
+    (source / "modeling_x.py").write_text("raise SystemExit")
+    with pytest.raises(
+        Refused, match="auto_map: .* code of its own, .*--ignore-code where .* qwen3_attnres as it is public"
+    ):
+        convert(source, tmp_path / "out")
+    convert(source, tmp_path / "out", ignore_code=True, verify=False)
+    assert "modeling_x" not in (tmp_path / "out" / "config.json").read_text()
+    assert not (tmp_path / "out" / "modeling_x.py").exists()
+
+
 def test_fused_projections_are_refused_by_their_shapes(tmp_path):
     source = fla(tmp_path / "source")
 
