@@ -15,7 +15,7 @@ from conversion_helpers import edit_json, edit_weights, save_checkpoint, tiny_mo
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3Model, Qwen3MoeForCausalLM
 
-from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, verify
+from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, revert, verify
 from depthroute.errors import CheckFailed, Refused
 from depthroute_conversion.fp8 import dequantize
 from depthroute_conversion.source import open_source
@@ -287,3 +287,13 @@ def test_fused_experts_whose_halves_share_a_block(tmp_path):
     with pytest.raises(Refused, match=f"{key}: got 24 rows of each expert's gate, allowed: a multiple of 16"):
         convert(tmp_path / "source", tmp_path / "out")
     assert os.listdir(tmp_path) == ["source"]
+
+
+def test_there_is_no_way_back_to_fp8(dense, tmp_path):
+    convert(dense[0], tmp_path / "out", verify=False)
+    with pytest.raises(Refused, match="not the source's bytes: .* tensors were computed from what the source stores"):
+        revert(tmp_path / "out", tmp_path / "back")
+    assert not revert(tmp_path / "out", tmp_path / "back", as_is=True).identical
+    assert "quantization_config" not in json.loads((tmp_path / "back" / "config.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert all(torch.equal(value, dense[1][key]) for key, value in model.state_dict().items() if key in dense[1])

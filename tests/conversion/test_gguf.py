@@ -11,7 +11,7 @@ from conversion_helpers import CHAT_TEMPLATE, tiny_tokenizer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, verify
+from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, revert, verify
 from depthroute.errors import Refused
 from depthroute_conversion.source import open_source
 
@@ -204,3 +204,14 @@ def test_a_folder_with_a_gguf_file_alone_names_it(source, tmp_path, copy_of):
     (folder / source.name).write_bytes(b"GGUF")
     with pytest.raises(Refused, match="weights: got none, .*name the file itself to convert tiny.Q8_0.gguf"):
         convert(folder, tmp_path / "out")
+
+
+def test_there_is_no_way_back_to_a_gguf_file(source, tmp_path):
+    convert(source, tmp_path / "out", verify=False)
+    with pytest.raises(Refused, match="not the source's bytes: .* tensors were computed from what the source stores"):
+        revert(tmp_path / "out", tmp_path / "back")
+    revert(tmp_path / "out", tmp_path / "back", as_is=True)
+    stock = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(back) is type(stock) and getattr(back.config, "quantization_config", None) is None
+    assert all(torch.equal(value, back.state_dict()[key]) for key, value in stock.state_dict().items())
