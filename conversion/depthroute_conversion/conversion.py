@@ -180,7 +180,7 @@ def build_config(
         options.setdefault("depth_anchored", True)
     try:
         return DepthRouteConfig.from_preset(preset, base=source.config, **{**options, **fields})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise Refused(one_line(error)) from error
 
 

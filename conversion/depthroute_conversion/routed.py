@@ -166,5 +166,5 @@ def carried_config(
 def built(label: str, build: Callable[[], DepthRouteConfig]) -> DepthRouteConfig:
     try:
         return build()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise Refused(f"{label}: {one_line(error)}") from error

@@ -24,7 +24,7 @@ def read_converted_config(folder: Path) -> DepthRouteConfig:
     """
     try:
         config = read_backbone_config(folder) if folder.is_dir() else None
-    except (ValueError, OSError, StrictDataclassError) as error:
+    except (ValueError, OSError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
         raise Refused(f"{folder}: {one_line(error)}") from error
     if not isinstance(config, DepthRouteConfig):
         got = "no folder" if config is None else f"model_type {config.model_type!r}"
