@@ -37,8 +37,8 @@ _SAMPLE = "Depth 1, 23 and 456:\n\tdef f(x):  return x  # naïve — 深さ 🙂
 def copy_tokenizer(source: Path, out: Path) -> list[str]:
     """Copy a folder's tokenizer and chat templates byte by byte; the output loads the same tokenizer.
 
-    The class of a tokenizer that does not name its own follows from the model type, which changes here: it is then written
-    into the output's `tokenizer_config.json`.
+    The class of a tokenizer may follow from the model type, which changes here: where none is named, and for types such as
+    qwen2 even where one is. The class that the source loads is then written into the output's `tokenizer_config.json`.
 
     Returns:
         The names copied; none where the source has no tokenizer.
@@ -55,7 +55,7 @@ def copy_tokenizer(source: Path, out: Path) -> list[str]:
         copy_file(source / name, out / name)
     reference = _load(source)
     settings = _settings(out)
-    if "tokenizer_class" not in settings:
+    if "tokenizer_class" not in settings or type(_load(out)) is not type(reference):
         settings["tokenizer_class"] = type(reference).__name__
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (out / CONFIG).write_text(text, encoding="utf-8")

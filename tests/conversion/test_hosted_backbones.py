@@ -12,6 +12,7 @@ from conftest import tiny_qwen3_config
 from conversion_helpers import SIZES, edit_json, edit_weights, save_checkpoint, tiny_llama_config, tiny_moe_config
 from safetensors.torch import load_file
 from transformers import (
+    AutoTokenizer,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
@@ -213,3 +214,14 @@ def test_entries_that_a_stock_class_does_not_read_change_nothing(tmp_path):
     assert json.loads((tmp_path / "source" / "config.json").read_text())["sliding_window"] == 4
     assert open_source(tmp_path / "source").config.sliding_window == 4
     assert convert(tmp_path / "source", tmp_path / "out").verification.bitwise_equal
+
+
+@pytest.mark.parametrize("declared", ["TokenizersBackend", "LlamaTokenizerFast"])
+def test_a_tokenizer_whose_class_follows_from_the_model_type_against_its_own_word(declared, tmp_path):
+    save_checkpoint(qwen2(), tmp_path / "source")
+    edit_json(tmp_path / "source" / "tokenizer_config.json", tokenizer_class=declared)
+    convert(tmp_path / "source", tmp_path / "out", verify=False)
+    expected, kept = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("source", "out"))
+    assert type(expected).__name__ == "Qwen2Tokenizer"  # what transformers does with this model type
+    assert type(kept) is type(expected) and kept.get_vocab() == expected.get_vocab()
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["tokenizer_class"] == "Qwen2Tokenizer"
