@@ -138,6 +138,14 @@ def note_origin(config: DepthRouteConfig, source: Source) -> None:
     """Set the entry in the configuration of a conversion; one of our own folders hands on the entry that it has."""
     if source.config.model_type != "depthroute":
         setattr(config, ENTRY, asdict(origin_of(source)))
+    elif (entry := read_converted_entry(source.path)) is not None:
+        setattr(config, ENTRY, entry)
+
+
+def read_converted_entry(folder: Path) -> dict[str, Any] | None:
+    """The entry in the configuration of a folder of ours; None where it was trained from scratch."""
+    entry = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(ENTRY)
+    return entry if isinstance(entry, dict) else None
 
 
 def leave_way_back(folder: Path, source: Source, plan: KeyPlan, dtype: torch.dtype | None) -> None:

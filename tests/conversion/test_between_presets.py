@@ -135,6 +135,12 @@ def test_standard_becomes_anything_anchored(preset, converted, tmp_path):
 def test_what_is_noted_of_the_stock_model_is_handed_on(converted, originals, tmp_path):
     convert(converted("qwen3", "standard"), tmp_path / "out", "wav", verify=False)
     verify(originals["qwen3"], tmp_path / "out").check()
+    first, second = (
+        DepthRouteConfig.from_pretrained(each) for each in (converted("qwen3", "standard"), tmp_path / "out")
+    )
+    assert first.converted_from == second.converted_from and first.converted_from["source"] == "tiny-qwen3"
+    # a new model of the same sizes is no conversion
+    assert not hasattr(DepthRouteConfig.from_preset("delta", base=second), "converted_from")
     assert revert(tmp_path / "out", tmp_path / "back").identical
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
         originals["qwen3"] / "model.safetensors"

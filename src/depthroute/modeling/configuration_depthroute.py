@@ -72,7 +72,9 @@ HOSTING_FIELDS = ("qk_norm", "attention_output_bias")
 """The family's fields that say what a backbone is, and not how it is routed."""
 
 # A backbone's entries that say where it came from, or that its own class derives again.
-_NOT_INHERITED = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "pretraining_tp")
+_NOT_INHERITED = (
+    "model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "pretraining_tp", "converted_from",
+)  # fmt: skip
 
 
 def nearest_names(name: str, allowed: Iterable[str]) -> str:
@@ -218,6 +220,7 @@ class DepthRouteConfig(Qwen3Config):
 
     model_type = "depthroute"
     base_model_pp_plan = None  # sources cannot cross a pipeline stage: only hidden states travel there
+    base_model_ep_plan = Qwen3MoeConfig.base_model_ep_plan
 
     residual_type: Literal["standard", "depth_attention", "dual_stream", "hyper_connection", "rezero", "layerscale"] = (
         "depth_attention"
@@ -264,6 +267,12 @@ class DepthRouteConfig(Qwen3Config):
             # not Qwen3-MoE's 0.001 for a dense model: libraries take a coefficient for the mark of an expert router
             self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         self.auto_map = dict(AUTO_MAP)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism divides the branches: as upstream does. Reads stay whole on every process, as what they mix is."""
+        # CODEPATH: Qwen3-MoE checkpoints have experts to divide, all others have none, and rules that match nothing are warned of
+        return (Qwen3MoeConfig if self.num_experts else Qwen3Config).base_model_tp_plan
 
     def is_sparse(self, layer_idx: int) -> bool:
         """Whether that layer's MLP is a mixture of experts, by Qwen3-MoE's rule."""
