@@ -151,9 +151,22 @@ def keep_document_columns(rows: Dataset, text_column: str | None, where: str) ->
         Refused: no such column (the nearest are listed), no or several columns of strings, or a column of something else.
     """
     names = rows.column_names
-    if text_column is None and "input_ids" in names:
-        return rows.select_columns([name for name in ("input_ids", "labels") if name in names])
     strings = [name for name in names if getattr(rows.features[name], "dtype", None) in ("string", "large_string")]
+    kept = document_columns(names, strings, text_column, where)
+    rows = rows.select_columns(kept)
+    return rows.rename_column(kept[0], "text") if kept[0] not in ("text", "input_ids") else rows
+
+
+def document_columns(names: list[str], strings: list[str], text_column: str | None, where: str) -> list[str]:
+    """The columns that hold the documents: one of text; or `input_ids` and, where it exists, `labels`.
+
+    Args:
+        names: of all columns.
+        strings: of those that hold strings.
+        text_column, where: as for `keep_document_columns`, which raises the same.
+    """
+    if text_column is None and "input_ids" in names:
+        return [name for name in ("input_ids", "labels") if name in names]
     if text_column is None:
         if "text" not in names and len(strings) != 1:
             raise Refused(f"{where}: text_column: got none, allowed: {', '.join(strings or names)}")
@@ -164,8 +177,7 @@ def keep_document_columns(rows: Dataset, text_column: str | None, where: str) ->
         raise Refused(
             f"{where}: text_column: {text_column!r} holds no strings, allowed: {', '.join(strings) or 'none here'}"
         )
-    rows = rows.select_columns([text_column])
-    return rows if text_column == "text" else rows.rename_column(text_column, "text")
+    return [text_column]
 
 
 def divide(documents: Dataset, validation_fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -187,12 +199,13 @@ def divide(documents: Dataset, validation_fraction: float, seed: int) -> tuple[D
 
 
 def pieces(text: str, limit: int = _PIECE_CHARACTERS) -> Iterator[str]:
-    """The text in order, in pieces of about `limit` characters, cut after line ends (a longer line stays whole)."""
+    """The text in order, in pieces of about `limit` characters, cut after line ends; a line of more than twice that is cut
+    before spaces (tokenizers keep a space with the word behind it), and stays whole where it has none."""
     start = 0
     while len(text) - start > limit:
-        end = text.find("\n", start + limit - 1) + 1
-        if end == 0:
-            break
+        end = text.find("\n", start + limit - 1, start + 2 * limit) + 1 or text.find(" ", start + limit)
+        if end < 0:
+            end = text.find("\n", start + limit - 1) + 1 or len(text)
         yield text[start:end]
         start = end
     if start < len(text):
@@ -206,18 +219,10 @@ def tokenize(documents: Dataset, tokenizer: Any, num_proc: int | None = None) ->
     Raises:
         Refused: the tokenizer has no end-of-text token.
     """
-    if tokenizer.eos_token_id is None:
-        raise Refused("tokenizer: got no eos_token, allowed: a tokenizer with one, it separates the documents")
-    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id in tokenizer("").input_ids else []
-    eos = tokenizer.eos_token_id
+    check_tokenizer(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        rows = []
-        for text in batch["text"]:
-            if text:
-                parts = tokenizer(list(pieces(text)), add_special_tokens=False, verbose=False).input_ids
-                rows.append([*start, *(token for part in parts for token in part), eos])
-        return {"input_ids": rows}
+        return {"input_ids": [encode_document(text, tokenizer) for text in batch["text"] if text]}
 
     return documents.map(
         encode,
@@ -228,6 +233,23 @@ def tokenize(documents: Dataset, tokenizer: Any, num_proc: int | None = None) ->
         num_proc=num_proc,
         desc="Tokenizing",
     )
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse a tokenizer that cannot separate documents.
+
+    Raises:
+        Refused: it has no end-of-text token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise Refused("tokenizer: got no eos_token, allowed: a tokenizer with one, it separates the documents")
+
+
+def encode_document(text: str, tokenizer: Any) -> list[int]:
+    """One document's token ids, as in `tokenize`."""
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id in tokenizer("").input_ids else []
+    parts = tokenizer(list(pieces(text)), add_special_tokens=False, verbose=False).input_ids
+    return [*start, *(token for part in parts for token in part), tokenizer.eos_token_id]
 
 
 def _flat(documents: Dataset, column: str) -> np.ndarray:
