@@ -4,7 +4,6 @@
 
 import pytest
 import torch
-from conftest import randomize_routing
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from depthroute.errors import Refused
@@ -139,10 +138,11 @@ def test_scales_are_no_modules_and_go_their_own_way(preset, graft, token_ids, tm
     assert torch.equal(again(token_ids).logits, logits)
 
 
-def test_without_modules_to_save_the_frozen_routing_is_told(graft, token_ids, tmp_path, caplog):
+def test_a_frozen_routing_is_told(graft, tmp_path, caplog):
     base = graft("delta", depth_anchored=True)
-    randomize_routing(base)
+    for parameter in routing_parameters(base).values():
+        parameter.requires_grad_(False)
     args = DepthRouteTrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True)
-    trainer = DepthRouteTrainer(model=adapted(base), args=args)
+    trainer = DepthRouteTrainer(model=base, args=args)
     assert "the routing is not trained" in caplog.text
     assert all(group.get("name") != "routing" for group in trainer.create_optimizer().param_groups)

@@ -70,8 +70,9 @@ def routing_module_names(model: nn.Module) -> list[str]:
     if names and not names <= READS:
         scales = sorted({name.split(".")[-1] for name in routing_parameters(model)})
         raise Refused(
-            f"modules_to_save: got {' and '.join(scales)}, parameters of the layers, which PEFT cannot save; allowed: set "
-            "requires_grad of routing_parameters(model) after get_peft_model, and keep them with save_routing"
+            f"modules_to_save: got {' and '.join(scales)}, parameters of the layers, which PEFT cannot save; allowed: training "
+            "without adapters, or a loop of your own: set requires_grad of routing_parameters(model) after get_peft_model, and "
+            "keep them with save_routing"
         )
     return sorted(names)
 

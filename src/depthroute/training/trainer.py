@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from ..errors import Refused
+from .lora import check_adapters
 from .optimizer import ROUTING_GROUP, routing_group, separate_routing
 from .precision import low_precision_warning
 from .routing_state import freeze_base, routing_parameters
@@ -41,8 +42,11 @@ class DepthRouteTrainer(Trainer):
 
     Trainable parameters of 16 bits are warned of, with the fraction of them that cannot move at this learning rate.
 
+    Other trainers get the same by inheriting from both: `class RoutedSFTTrainer(DepthRouteTrainer, SFTTrainer): pass`.
+
     Raises:
-        Refused: `freeze_base` on a model without routing parameters, or an `optim` without parameter groups.
+        Refused: `freeze_base` on a model without routing parameters, an `optim` without parameter groups, or active adapters
+            that freeze or drop the routing (`check_adapter_config`).
     """
 
     def __init__(self, model: Any = None, args: Any = None, **kwargs: Any):
@@ -52,6 +56,7 @@ class DepthRouteTrainer(Trainer):
         if model is not None and getattr(args, "freeze_base", False):
             freeze_base(model)
         super().__init__(model=model, args=args, **kwargs)
+        check_adapters(self.model)
         if warning := low_precision_warning(self.model, self.args.learning_rate):
             logger.warning(warning)
         routing = routing_parameters(self.model)
