@@ -187,6 +187,13 @@ class DepthRoutePreTrainedModel(Qwen3MoePreTrainedModel):
         "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
     }
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("torch."):
+            # FSDP2 gives a model a subclass that torch makes; saved must be the name and the code of the class behind it
+            behind = next(base for base in cls.__mro__[1:] if issubclass(base, DepthRoutePreTrainedModel))
+            cls.__module__, cls.__name__, cls.__qualname__ = behind.__module__, behind.__name__, behind.__qualname__
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -498,6 +505,16 @@ class DepthRouteForCausalLM(DepthRoutePreTrainedModel, Qwen3ForCausalLM):
         return output
 
 
+def head_with_bias(width: int, outputs: int) -> nn.Linear:
+    """A linear head [outputs, D] that 8-bit and 4-bit loading leave alone: they find a model's head by the name of its last
+    parameter, and take that for a weight."""
+    head = nn.Linear(width, outputs)
+    weight = head.weight
+    del head.weight
+    head.weight = weight  # behind the bias
+    return head
+
+
 class DepthRouteForSequenceClassification(GenericForSequenceClassification, DepthRoutePreTrainedModel):
     """The decoder with a linear head on the last token."""
 
@@ -520,7 +537,7 @@ class DepthRouteForTokenClassification(GenericForTokenClassification, DepthRoute
         self.model = DepthRouteModel(config)
         dropout = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = head_with_bias(config.hidden_size, config.num_labels)
         self.post_init()
 
     forward = with_routing(GenericForTokenClassification.forward)
@@ -534,7 +551,7 @@ class DepthRouteForQuestionAnswering(GenericForQuestionAnswering, DepthRoutePreT
     def __init__(self, config: DepthRouteConfig):
         DepthRoutePreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.model = DepthRouteModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = head_with_bias(config.hidden_size, 2)
         self.post_init()
 
     forward = with_routing(GenericForQuestionAnswering.forward)
