@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 from depthroute_kernels import triton as triton_reads
-from depthroute_kernels.two_phases import MergeInput, PhaseInput
 
 
 pytest.importorskip("triton")

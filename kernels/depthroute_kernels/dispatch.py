@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who computes a depth read: the choice of an implementation, for a model and for the public operator.
 
-An implementation is a module with `phase` and `merge`, as `two_phases` defines them, and joins by one row of `BACKENDS`.
+An implementation is a module with `phase` and `merge`, as `depth_backend` defines them, and joins by one row of `BACKENDS`.
 """
 
 import logging
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import PhaseInput
 
 from . import cpu, triton
-from .two_phases import PhaseInput
 
 
 logger = logging.getLogger(__name__)

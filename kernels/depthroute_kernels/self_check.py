@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from depthroute.errors import CheckFailed
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 
 from .dispatch import BACKENDS, IMPLEMENTATIONS, depth_read
-from .two_phases import MergeInput, PhaseInput
 
 
 BATCH = 2

@@ -20,9 +20,9 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 from triton_helpers import launches  # noqa: F401 - a fixture
 
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 from depthroute_kernels import triton as triton_reads
 from depthroute_kernels.triton import bytes_moved, compile_ahead, launch
-from depthroute_kernels.two_phases import MergeInput, PhaseInput
 
 
 README = Path(__file__).parents[2] / "kernels" / "README.md"

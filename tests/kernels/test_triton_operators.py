@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 
 from triton_helpers import distance, launches, triton_read  # noqa: F401 - a fixture
 
+from depthroute.modeling.depth_backend import MergeInput, Part, PhaseInput, Prior
 from depthroute_kernels import triton as triton_reads
 from depthroute_kernels.triton import ops, status
-from depthroute_kernels.two_phases import MergeInput, Part, PhaseInput, Prior
 
 
 def randn(*shape, seed=0, grad=True):
@@ -147,7 +147,7 @@ sys.meta_path.insert(0, Hidden())
 IMPORT = """
 import torch
 import depthroute_kernels, depthroute_kernels.triton as reads
-from depthroute_kernels.two_phases import PhaseInput
+from depthroute.modeling.depth_backend import PhaseInput
 print(reads.available("cpu"), "|", reads.available("cuda"))
 try:
     reads.phase([PhaseInput([torch.randn(2, 8)] * 2, torch.randn(1, 8))], complete=1)

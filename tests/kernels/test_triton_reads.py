@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 from triton_helpers import distance, launches, reference_read, triton_read  # noqa: F401 - a fixture
 
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 from depthroute_kernels import triton as triton_reads
 from depthroute_kernels.triton import launch, run
-from depthroute_kernels.two_phases import MergeInput, PhaseInput
 
 
 def randn(*shape, seed=0, dtype=torch.float32):

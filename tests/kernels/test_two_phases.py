@@ -11,6 +11,7 @@ import torch
 
 from depthroute.errors import CheckFailed
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 from depthroute_kernels import depth_read, self_check
 from depthroute_kernels.dispatch import BACKENDS
 from depthroute_kernels.self_check import (
@@ -24,7 +25,6 @@ from depthroute_kernels.self_check import (
     pairwise_cases,
     run_case,
 )
-from depthroute_kernels.two_phases import MergeInput, PhaseInput
 
 
 CASES = pairwise_cases()

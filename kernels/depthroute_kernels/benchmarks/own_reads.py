@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from depthroute.modeling import depth_ops
+from depthroute.modeling.depth_backend import MergeInput, PhaseInput
 
 from ..dispatch import BACKENDS
-from ..two_phases import MergeInput, PhaseInput
 from .operator_cases import EPS, OperatorCase, Read, ReadInputs, sources_of
 from .settings import DTYPES
 

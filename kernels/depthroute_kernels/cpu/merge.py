@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from depthroute.modeling.depth_backend import MergeInput, MergeOutput
+
 from ..backward import first_derivative_only
-from ..two_phases import MergeInput, MergeOutput
 
 
 class Layout(NamedTuple):
@@ -214,7 +215,7 @@ def merge(
     anchored: bool = False,
     cast: bool = True,
 ) -> list[MergeOutput]:
-    """Partial reads with their private sources, as `two_phases` defines it.
+    """Partial reads with their private sources, as `depth_backend` defines it.
 
     Args:
         inputs: one or more independent reads.

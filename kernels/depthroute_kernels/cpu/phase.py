@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from depthroute.modeling.depth_backend import Part, PhaseInput, PhaseOutput, Prior
+
 from ..backward import first_derivative_only
-from ..two_phases import Part, PhaseInput, PhaseOutput, Prior
 
 
 PRODUCT_ELEMENTS = 2**17
@@ -32,7 +33,7 @@ def stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def weigh(logits: Tensor, prior: Tensor | None, complete: int, gain: float) -> tuple[Tensor, ...]:
-    """What sources are mixed with: w [H, M, S, n] as in `two_phases`, e [H, M, S, n] (of complete reads p), Z and c
+    """What sources are mixed with: w [H, M, S, n] as in `depth_backend`, e [H, M, S, n] (of complete reads p), Z and c
     [H, M, n]; and where anchored e⁰, Z⁰ and c⁰ of one query, [H, S, n] and [H, n]."""
 
     def softmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,7 +238,7 @@ def phase(
     num_heads: int = 1,
     anchored: bool = False,
 ) -> list[PhaseOutput]:
-    """M queries over S sources, as `two_phases` defines it.
+    """M queries over S sources, as `depth_backend` defines it.
 
     Args:
         inputs: one or more independent phases.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two phases of a depth read as Triton kernels, forward and backward, for NVIDIA and AMD GPUs.
 
-`phase` and `merge` have the meaning that `depthroute_kernels.two_phases` gives them. Importing this needs no Triton and no
+`phase` and `merge` have the meaning that `depthroute.modeling.depth_backend` gives them. Importing this needs no Triton and no
 GPU; `available` says whether a device can run it. With TRITON_INTERPRET=1 set before Python starts, it runs on the CPU.
 """
 
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from depthroute.modeling.depth_backend import MergeInput, MergeOutput, Part, PhaseInput, PhaseOutput, Prior
+
 from ..streams import combine, write_streams
-from ..two_phases import MergeInput, MergeOutput, Part, PhaseInput, PhaseOutput, Prior
 from . import ops
 from .status import unavailable
 

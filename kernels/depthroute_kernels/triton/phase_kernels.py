@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase: all queries of a group of reads on the sources that all of them see, forward and backward.
 
-One program holds a block of queries for one token and walks through the sources once. Letters as in `two_phases`; G is the
+One program holds a block of queries for one token and walks through the sources once. Letters as in `depth_backend`; G is the
 number of inputs that share a launch, C the number of complete reads. Layouts, all contiguous:
 
     table (addresses)   forward:  G·S values, G·S keys, G queries, G biases, G bases, G·C complete, G·(M−C) numerators, G totals
