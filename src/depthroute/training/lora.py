@@ -124,10 +124,11 @@ def check_adapters(model: nn.Module) -> None:
     Raises:
         Refused: as there.
     """
-    configs = getattr(model, "peft_config", None)
+    wrapped: Any = model
+    configs = getattr(wrapped, "peft_config", None)
     if not configs:
         return
-    active = model.active_adapters
+    active = wrapped.active_adapters  # a property of PEFT's models, a method of transformers' own
     for name in active() if callable(active) else active:
         check_adapter_config(model, configs[name])
 
