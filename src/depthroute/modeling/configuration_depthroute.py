@@ -262,17 +262,16 @@ class DepthRouteConfig(Qwen3Config):
         for name in kwargs:
             if name.startswith(FAMILY_PREFIXES):
                 raise ValueError(f"{name}: unknown field, nearest: {nearest_names(name, own)}")
+        # how tensor parallelism divides the branches, as upstream does: reads stay whole on every process, as what they mix is.
+        # Set, for older releases change it here where embeddings are tied.
+        # CODEPATH: Qwen3-MoE checkpoints have experts to divide, all others have none, and rules that match nothing are warned of
+        upstream: Any = Qwen3MoeConfig if self.num_experts else Qwen3Config
+        setattr(self, "base_model_tp_plan", dict(upstream.base_model_tp_plan))  # noqa: B010
         super().__post_init__(**kwargs)
         if self.router_aux_loss_coef is None:
             # not Qwen3-MoE's 0.001 for a dense model: libraries take a coefficient for the mark of an expert router
             self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         self.auto_map = dict(AUTO_MAP)
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism divides the branches: as upstream does. Reads stay whole on every process, as what they mix is."""
-        # CODEPATH: Qwen3-MoE checkpoints have experts to divide, all others have none, and rules that match nothing are warned of
-        return (Qwen3MoeConfig if self.num_experts else Qwen3Config).base_model_tp_plan
 
     def is_sparse(self, layer_idx: int) -> bool:
         """Whether that layer's MLP is a mixture of experts, by Qwen3-MoE's rule."""
