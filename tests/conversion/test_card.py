@@ -136,7 +136,7 @@ def test_no_section_is_without_a_topic_and_no_mark_is_left(cards):
     for _, preset, options in CARDS.values():
         settings = {"depth_anchored": options.get("anchored", True), **options.get("fields", {})}
         reached |= topics_of(Facts("model", DepthRouteConfig.from_preset(preset, **settings), "DepthRouteForCausalLM"))
-    # tests of their own, here and in test_refresh_card.py and test_embedding_side_files.py
+    # tests of their own, here and in test_refresh_card.py
     reached |= {"experts", "converted", "verified", "unverified", "trained", "evaluated"}
     assert sections_of(template()) <= reached | {"embedding", "classifier", "sentence_transformers"}
     for text in cards.values():
