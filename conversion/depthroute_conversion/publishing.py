@@ -245,7 +245,7 @@ def _present(api: Any, report: PushReport, how: PushOptions) -> str | None:
     if held and not (how.overwrite or report.create_pr):
         raise Refused(
             f"repository: got {report.repo_id!r}, which holds {len(held)} files: {listed(held)}; "
-            "allowed: a new one, --overwrite, --create-pr or another --branch"
+            "allowed: a new one, --overwrite (also to go on with a push that was cut short), --create-pr or another --branch"
         )
     return None if report.create_pr else info.sha
 
