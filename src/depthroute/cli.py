@@ -67,14 +67,21 @@ app.command()(cli_conversion.push)
 # not click's own parsing: TrainingArguments has more than a hundred options, which transformers' parser reads
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    options_metavar="[CONFIG.yaml] [--option value ...]",
+    options_metavar="[RECIPE | CONFIG.yaml] [--option value ...]",
 )
 def train(context: typer.Context) -> None:
-    """Fine-tune a model: [CONFIG.yaml] [--option value ...]. `depthroute train --help` lists the options."""
+    """Train a model: [RECIPE | CONFIG.yaml] [--option value ...]. `depthroute train --help` lists the options."""
     from .training.arguments import help_text
+    from .training.recipes import list_recipes
 
     if {"--help", "-h"} & set(context.args):
         print(help_text())
+        return
+    if {"--list-recipes", "--list_recipes"} & set(context.args):
+        table = Table("recipe", "what it is")
+        for name, description in list_recipes().items():
+            table.add_row(name, description)
+        Console().print(table)
         return
     from .extras import require
 
@@ -82,10 +89,19 @@ def train(context: typer.Context) -> None:
     from .training.run import summary
     from .training.run import train as run
 
-    table = Table("result", "value", title="depthroute train")
-    for name, value in summary(run(context.args)).items():
-        table.add_row(name, value)
-    Console().print(table)
+    def announce(expected: Any) -> None:
+        Console().print(_two_columns("expected", expected.lines()))
+
+    results = run(context.args, announce)
+    if "train" in results:  # not of a forecast alone
+        Console().print(_two_columns("result", summary(results)))
+
+
+def _two_columns(name: str, lines: dict[str, str]) -> Table:
+    table = Table(name, "value", title="depthroute train")
+    for key, value in lines.items():
+        table.add_row(key, value)
+    return table
 
 
 def _print_task_path(wanted: bool) -> None:

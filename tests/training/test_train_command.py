@@ -103,7 +103,7 @@ def test_arguments_that_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning-rte: 1", "learning-rte: unknown option, nearest: learning_rate"),
+        ("learning-rte: 1", "learning_rte: unknown option, nearest: learning_rate"),
         ("- a", "got list, allowed: a mapping"),
         ("a: [", "allowed: a readable YAML file"),
         ("train_files: []", "train_files: got an empty list"),

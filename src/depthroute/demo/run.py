@@ -29,7 +29,7 @@ from ..files import check_model, check_parents, write_json
 from ..modeling.configuration_depthroute import get_preset
 from ..training import DepthRouteTrainer, DepthRouteTrainingArguments, RunArguments, routing_parameters
 from ..training.data import PackedBlocks
-from ..training.run import load_model
+from ..training.starting import load_model
 from .base import DEFAULT_BASE, MODEL_FILE, packaged_base, unpack_gguf, write_tiny_base
 from .corpus import Document, digest, library_documents, training_blocks, validation_windows
 from .measure import Measurement, measure

@@ -7,14 +7,13 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from ..errors import Refused, one_line
+from ..errors import Refused
 from ..modeling.configuration_depthroute import nearest_names
+from .recipes import INSTEAD_OF, read_recipe
 
 
 @dataclass
@@ -26,6 +25,8 @@ class DepthRouteTrainingArguments(TrainingArguments):
             times `learning_rate` where the mix is added to the stream, 2 times where it replaces it or mixes two streams,
             once for the baselines.
         freeze_base: train the routing alone.
+        routing_health_steps: measure the routing every so many steps, log it by depth, and warn of what is wrong with it
+            (`RoutingHealthCallback`). Default: never.
     """
 
     routing_learning_rate: float | None = field(
@@ -37,6 +38,10 @@ class DepthRouteTrainingArguments(TrainingArguments):
     freeze_base: bool = field(
         default=False, metadata={"help": "train the routing alone; it is also saved as routing.safetensors"}
     )
+    routing_health_steps: int | None = field(
+        default=None,
+        metadata={"help": "log routing weights and gradients by depth every so many steps, and warn of what is wrong with them"},
+    )
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={"help": "checkpoint folder to go on from; alone or 'last': the newest in output_dir", "nargs": "?",
@@ -46,6 +51,8 @@ class DepthRouteTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.routing_learning_rate is not None and not 0 <= self.routing_learning_rate < float("inf"):
             raise ValueError(f"routing_learning_rate: got {self.routing_learning_rate}, allowed: a finite number >= 0")
+        if self.routing_health_steps is not None and self.routing_health_steps < 1:
+            raise ValueError(f"routing_health_steps: got {self.routing_health_steps}, allowed: at least 1")
         super().__post_init__()
 
 
@@ -55,6 +62,12 @@ class RunArguments:
 
     Args:
         model: folder or hub id of a DepthRoute model; an ordinary causal language model trains too, as a control.
+        preset: how to route. With `model`, an ordinary checkpoint: it is converted as it is loaded, anchored. With
+            `from_scratch`: over the preset there.
+        from_scratch: fields of `DepthRouteConfig`, `preset` among them, of a model to make by the seed; instead of `model`.
+            As JSON on the command line, where they are merged with those of the file.
+        tokenizer: folder or hub id, or "characters": one token for each character that occurs in the training documents.
+            Default: that of `model`.
         dtype: of the parameters. float32 masters by default, also where the checkpoint is bfloat16; with `bf16` the
             products run in bfloat16 all the same.
         routing: routing.safetensors of an earlier run, loaded onto the model.
@@ -65,11 +78,31 @@ class RunArguments:
         validation_fraction: of the training documents, set aside at random by the seed.
         text_column: default: "text", or the only column of strings. Columns `input_ids` and `labels` are used as they are.
         block_size: tokens of a training example; default: the model's context, at most 1024.
+        stream: read documents as training goes on, instead of all before it: for data sets that are larger than a disk, or
+            of which a run needs a part. Blocks come in an order that is set by the seed, whatever number of processes and
+            of data loader workers there is.
+        shuffle_buffer: documents of the stream's shuffle buffer.
+        validation_documents: this many documents at the beginning of the data are set aside to measure on.
+        train_tokens: tokens to train on, instead of `max_steps`; rounded up to whole steps.
+        eval_tokens: also measure when so many tokens have been trained on.
+        global_batch_size: examples per optimizer step, over all processes; gradient accumulation follows from it.
+        forecast_only: print memory, tokens and work, and stop; no weights are made.
+        description: what this run is, for the results.
         cache_dir: where `datasets` keeps what it has prepared.
         overwrite: write to an output folder that holds files already.
     """
 
     model: str | None = field(default=None, metadata={"help": "folder or hub id of the model to train"})
+    preset: str | None = field(
+        default=None, metadata={"help": "how to route: converts an ordinary model, or overrides from_scratch's preset"}
+    )
+    from_scratch: dict | str | None = field(
+        default=None,
+        metadata={"help": "JSON: fields of a model to make, instead of model; merged with those of the file"},
+    )
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "folder, hub id, or characters (default: the model's)"}
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", metadata={"help": "dtype of the parameters; float32 masters unless you know better"}
     )
@@ -96,11 +129,41 @@ class RunArguments:
     block_size: int | None = field(
         default=None, metadata={"help": "tokens of an example (default: the model's context, at most 1024)"}
     )
+    stream: bool = field(default=False, metadata={"help": "read documents as training goes on (needs a step limit)"})
+    shuffle_buffer: int = field(default=10_000, metadata={"help": "documents of the stream's shuffle buffer; 1: none"})
+    validation_documents: int | None = field(
+        default=None, metadata={"help": "documents at the beginning of the data to set aside for validation"}
+    )
+    train_tokens: int | None = field(default=None, metadata={"help": "tokens to train on, instead of max_steps"})
+    eval_tokens: list[int] | None = field(
+        default=None, metadata={"help": "also measure when so many tokens have been trained on"}
+    )
+    global_batch_size: int | None = field(
+        default=None, metadata={"help": "examples per optimizer step, over all processes; sets the accumulation"}
+    )
+    forecast_only: bool = field(
+        default=False, metadata={"help": "print expected memory, tokens and work, and stop; no weights are made"}
+    )
+    description: str | None = field(default=None, metadata={"help": "what this run is, for the results"})
     cache_dir: str | None = field(default=None, metadata={"help": "where the datasets library keeps what it prepared"})
     overwrite: bool = field(default=False, metadata={"help": "write to an output folder that holds files already"})
 
+    def __post_init__(self) -> None:
+        if isinstance(self.from_scratch, str):
+            self.from_scratch = _json_mapping(self.from_scratch)
+
 
 ARGUMENT_CLASSES = (RunArguments, DepthRouteTrainingArguments)
+
+
+def _json_mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise Refused(f"from_scratch: got {text!r}, allowed: a JSON object of configuration fields") from error
+    if not isinstance(value, dict):
+        raise Refused(f"from_scratch: got {text!r}, allowed: a JSON object of configuration fields")
+    return value
 
 
 class _Parser(HfArgumentParser):
@@ -127,12 +190,13 @@ def help_text() -> str:
     theirs = ", ".join(name for name in option_names() if name not in own)
     return "\n".join(
         [
-            "Usage: depthroute train [CONFIG.yaml] [--option value ...]",
+            "Usage: depthroute train [RECIPE | CONFIG.yaml] [--option value ...]",
             "",
-            "Fine-tune a model on text. Options on the command line override those in the YAML file; dashes and underscores",
-            "in names are the same. Example:",
+            "Train a model on text. Options on the command line override those of the recipe or YAML file; dashes and",
+            "underscores in names are the same. --list-recipes lists the recipes. Examples:",
             "",
             "  depthroute train --model DIR --train_files a.txt b.jsonl --validation_files c.txt --output_dir OUT",
+            "  depthroute train rd-s --preset attnres-block --seed 1 --output_dir OUT",
             "",
             "Options of DepthRoute:",
             *(f"  --{name:<{width}}{text}" for name, text in own.items()),
@@ -150,26 +214,19 @@ def _check_name(name: str, written: str, where: str) -> None:
         raise Refused(f"{where}{written}: unknown option, nearest: {nearest_names(name, names)}")
 
 
-def read_yaml(file: str | Path) -> list[str]:
-    """The entries of a YAML file as command-line arguments, so that both are read by the same rules (in YAML itself, 1e-4
-    is a string).
+def as_arguments(entries: dict[str, Any], where: str) -> list[str]:
+    """Entries of a recipe as command-line arguments, so that both are read by the same rules (in YAML itself, 1e-4 is a
+    string).
 
     Raises:
-        Refused: no such file, no mapping of names to values, or an unknown name, with the nearest ones.
+        Refused: an unknown name, with the nearest ones, or an empty list.
     """
-    try:
-        entries = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(f"{file}: {one_line(error)}, allowed: a readable YAML file") from error
-    if not isinstance(entries, dict):
-        raise Refused(f"{file}: got {type(entries).__name__}, allowed: a mapping of option names to values")
     arguments: list[str] = []
-    for key, value in entries.items():
-        name = str(key).replace("-", "_")
-        _check_name(name, str(key), f"{file}: ")
+    for name, value in entries.items():
+        _check_name(name, name, f"{where}: ")
         if isinstance(value, list):
             if not value:
-                raise Refused(f"{file}: {key}: got an empty list, allowed: at least one value")
+                raise Refused(f"{where}: {name}: got an empty list, allowed: at least one value")
             arguments += [f"--{name}", *map(str, value)]
         elif value is not None:
             arguments.append(f"--{name}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
@@ -177,23 +234,29 @@ def read_yaml(file: str | Path) -> list[str]:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[RunArguments, DepthRouteTrainingArguments]:
-    """Read `[CONFIG.yaml] [--option value ...]`: options override the file's entries; dashes and underscores are the same.
+    """Read `[RECIPE | CONFIG.yaml] [--option value ...]`: options override the file's entries, and end those that they take
+    the place of; dashes and underscores are the same.
 
     Raises:
-        Refused: an unknown option (with the nearest ones), or a value that is not accepted.
+        Refused: an unknown recipe or option (with the nearest ones), or a value that is not accepted.
     """
     rest = list(arguments)
-    from_file: list[str] = []
-    if rest and not rest[0].startswith("-"):
-        from_file = read_yaml(rest.pop(0))
+    recipe = None if not rest or rest[0].startswith("-") else rest.pop(0)
+    entries = read_recipe(recipe) if recipe is not None else {}
+    given = set()
     for argument in rest:
         if argument.startswith("--"):
             written = argument.split("=")[0]
+            given.add(written[2:].replace("-", "_"))
             _check_name(written[2:].replace("-", "_"), written, "")
+    ended = {name for option in given for name in INSTEAD_OF.get(option, ())} - given
+    from_file = as_arguments({name: value for name, value in entries.items() if name not in ended}, str(recipe))
     parser = _Parser(ARGUMENT_CLASSES, allow_abbrev=False)
     run, training, left = parser.parse_args_into_dataclasses(
         [*from_file, *rest], return_remaining_strings=True, look_for_args_file=False
     )
     if left:
         raise Refused(f"{left[0]}: got a value that belongs to no option, allowed: --option value")
+    if isinstance(entries.get("from_scratch"), dict) and isinstance(run.from_scratch, dict):
+        run.from_scratch = {**entries["from_scratch"], **run.from_scratch}
     return run, training

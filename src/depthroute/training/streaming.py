@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from datasets import IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from ..errors import Refused, one_line
 from ..files import HUB_ERRORS
 from ..modeling.configuration_depthroute import nearest_names
 from .data import READERS, check_tokenizer, document_columns, encode_document
+from .trainer import DepthRouteTrainer
 
 
 LANES = 32
@@ -232,3 +233,20 @@ class StreamedBlocks(torch.utils.data.IterableDataset):
                 f"{self.stream.where}: token id {max(tokens)}, allowed: below {self.vocab_size}, vocab_size of the model"
             )
         return {"input_ids": torch.tensor(tokens), "labels": torch.tensor(labels)}
+
+
+class StreamTrainer(DepthRouteTrainer):
+    """`DepthRouteTrainer` on `StreamedBlocks`, which give each process its own batches. Resuming reads and tokenizes again what
+    was trained on, and goes on exactly behind it."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of this process; not divided a second time among processes."""
+        arguments = self.args
+        return DataLoader(
+            self.train_dataset,
+            batch_size=self.train_dataset.batch_size,
+            collate_fn=self.data_collator,
+            num_workers=arguments.dataloader_num_workers,
+            pin_memory=arguments.dataloader_pin_memory and arguments.device.type == "cuda",
+            prefetch_factor=arguments.dataloader_prefetch_factor,
+        )

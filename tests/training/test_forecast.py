@@ -1,0 +1,115 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is expected to take: tokens as Trainer counts them, work, and a warm-up that leaves no trace."""
+
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, default_data_collator
+
+from depthroute import DepthRouteConfig, cli
+from depthroute.training import DepthRouteTrainer, DepthRouteTrainingArguments
+from depthroute.training.data import PackedBlocks
+from depthroute.training.forecast import count_steps, duration, forecast, measured_step, training_flops
+from depthroute.training.routing_state import freeze_base
+
+
+def arguments(tmp_path, **values) -> DepthRouteTrainingArguments:
+    options = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
+    return DepthRouteTrainingArguments(output_dir=str(tmp_path / "out"), **options, **values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_train_epochs": 2, "per_device_train_batch_size": 2},
+        {"num_train_epochs": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        {"num_train_epochs": 1, "per_device_train_batch_size": 2, "dataloader_drop_last": True},
+        {"max_steps": 5, "per_device_train_batch_size": 4},
+        {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ],
+    ids=lambda values: "-".join(f"{name[:9]}={value}" for name, value in values.items()),
+)
+def test_tokens_and_steps_are_those_that_trainer_counts(values, graft, tmp_path):
+    data = PackedBlocks(torch.arange(7 * 8).int().numpy(), None, 8)  # seven examples: the last batch is smaller
+    training = arguments(tmp_path, include_num_input_tokens_seen="all", **values)
+    trainer = DepthRouteTrainer(
+        model=graft("delta-block"), args=training, train_dataset=data, data_collator=default_data_collator
+    )
+    steps, tokens = count_steps(training, len(data), 8)
+    trainer.train()
+    assert (steps, tokens) == (trainer.state.global_step, trainer.state.num_input_tokens_seen)
+
+
+@pytest.mark.parametrize("values", [{}, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}])
+def test_work_is_that_of_the_products(values):
+    base = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 16}
+    sizes = {**base, "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64, **values}
+    config = DepthRouteConfig.from_preset("standard", **sizes)
+    config._experts_implementation = "eager"  # the counter knows no fused products, neither of experts nor of attention
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.randint(97, (2, 64))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    # eager attention is over the whole square, of which a causal mask leaves half
+    attention = 6 * 6 * 64 * 64 * ids.numel()
+    assert training_flops(model, 64, ids.numel()) + attention == pytest.approx(counter.get_total_flops(), rel=0.02)
+    products = training_flops(model, 64, ids.numel()) - attention
+    model.requires_grad_(False)
+    assert training_flops(model, 64, ids.numel()) - attention == pytest.approx(products * 2 / 3)
+
+
+def test_the_warm_up_leaves_no_trace(graft, tmp_path):
+    model = graft("dar").eval()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    state = torch.get_rng_state()
+    seconds = measured_step(model, arguments(tmp_path, per_device_train_batch_size=2), 16)
+    assert seconds > 0 and not model.training and torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_the_estimate_is_of_the_order_of_what_a_run_takes(graft, tmp_path):
+    model = graft("delta-block")
+    training = arguments(tmp_path, max_steps=12, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    data = PackedBlocks((torch.arange(64 * 64) % 97).int().numpy(), None, 64)
+    expected = forecast(model, training, len(data), 64)
+    trainer = DepthRouteTrainer(model=model, args=training, train_dataset=data, data_collator=default_data_collator)
+    taken = trainer.train().metrics["train_runtime"]
+    # on a shared machine, with the optimizer's work on top: not another order of magnitude
+    assert taken / 8 < expected.seconds < taken * 8
+    assert expected.tokens_per_step == 4 * 64 and expected.tokens == 12 * 4 * 64
+
+
+def test_memory_grows_with_what_is_trained(graft, tmp_path):
+    training = arguments(tmp_path, max_steps=1)
+    model = graft("delta-block")
+    whole = forecast(model, training, None, 16)
+    freeze_base(model)
+    frozen = forecast(model, training, None, 16)
+    assert frozen.trainable < whole.trainable == whole.parameters
+    assert frozen.memory["total"] < whole.memory["total"]
+    assert whole.memory["total"] > 16 * whole.parameters  # weights, gradients, two moments, each of four bytes
+
+
+def test_a_forecast_alone_makes_and_writes_nothing(monkeypatch, capsys, tmp_path):
+    """Of a model of 7B, which would not fit here."""
+    (tmp_path / "t.txt").write_text("some text")
+    options = ["--tokenizer", "characters", "--train_files", "t.txt", "--stream", "true"]
+    options += ["--use_cpu", "--forecast_only", "--output_dir", "out", "--preset", "dar-full", "--eval_strategy", "no"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["depthroute", "train", "dar-7b-moe", *options])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    printed, error = capsys.readouterr()
+    assert not exit_.value.code, error
+    assert "50,000,297,984" in printed  # 50e9 in whole steps of 512 x 1024
+    assert "not estimated: the weights were not made" in printed and "memory per process" in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_durations():
+    found = [duration(seconds) for seconds in (0.01, 5.24, 65, 3700, 100_000)]
+    assert found == ["0.1 s", "5.2 s", "1 min 5 s", "1 h 1 min", "1 d 3 h"]
