@@ -140,7 +140,8 @@ def unfinished_folder(target: Path, request: Mapping[str, Any], overwrite: bool 
             work.appear(target)
         except BaseException as error:
             kept = work is not None and work.is_worth_keeping and not isinstance(error, (Refused, CheckFailed))
-            if kept:
+            # the old folder is still aside, where it could not be put back either: nothing may be removed then
+            if kept or ((root / "replaced").exists() and not target.exists()):
                 _clear_partial(root)
                 how = f"what is finished is kept in {root}: the same command goes on from there"
                 if isinstance(error, OSError):
