@@ -3,6 +3,7 @@
 """Training: Trainer, optimizer groups, data, and the routing of a model by itself."""
 
 from .arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
+from .health import RoutingHealthCallback
 from .lora import check_adapter_config, check_adapters, lora_config
 from .optimizer import default_routing_learning_rate, optimizer_groups
 from .routing_state import freeze_base, load_routing, routing_module_names, routing_parameters, save_routing
@@ -12,6 +13,7 @@ from .trainer import DepthRouteTrainer
 __all__ = [
     "DepthRouteTrainer",
     "DepthRouteTrainingArguments",
+    "RoutingHealthCallback",
     "RunArguments",
     "check_adapter_config",
     "check_adapters",

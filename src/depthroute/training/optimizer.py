@@ -31,21 +31,19 @@ def default_routing_learning_rate(config: Any, learning_rate: float) -> float:
     return build_residual(config).routing_learning_rate_factor * learning_rate
 
 
-def warn_of_fast_routing(config: Any, routing_learning_rate: float) -> None:
-    """Warn where one Adam step moves a routing logit by more than about 1. Each of the D entries of a query moves by about
-    the learning rate, all in the direction of the same normalised key. Baselines have no queries, and are not warned of."""
+def fast_routing_warning(config: Any, routing_learning_rate: float) -> str | None:
+    """One line where one Adam step moves a routing logit by more than about 1, else None. Each of the D entries of a query moves
+    by about the learning rate, all in the direction of the same normalised key. Baselines have no queries, and no such line."""
     if not read_count(config):
-        return
+        return None
     step = routing_learning_rate * config.hidden_size * config.depth_logit_scale
-    if step > 1:
-        logger.warning(
-            "routing_learning_rate: got %g, with which a routing logit moves by up to about %.1f in one step (rate times "
-            "width %d); above 1 the loss may spike, at or below %.1g it should not",
-            routing_learning_rate,
-            step,
-            config.hidden_size,
-            routing_learning_rate / step,
-        )
+    if step <= 1:
+        return None
+    return (
+        f"routing_learning_rate: got {routing_learning_rate:g}, with which a routing logit moves by up to about {step:.1f} in one "
+        f"step (rate times width {config.hidden_size}); above 1 the loss may spike, at or below "
+        f"{routing_learning_rate / step:.1g} it should not"
+    )
 
 
 def routing_group(
@@ -65,7 +63,8 @@ def routing_group(
     rate = (
         default_routing_learning_rate(config, learning_rate) if routing_learning_rate is None else routing_learning_rate
     )
-    warn_of_fast_routing(config, rate)
+    if warning := fast_routing_warning(config, rate):
+        logger.warning(warning)
     return {"name": ROUTING_GROUP, "params": routing, "lr": rate, "weight_decay": 0.0}
 
 

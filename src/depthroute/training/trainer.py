@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from ..errors import Refused
+from .health import RoutingHealthCallback
 from .lora import check_adapters
 from .optimizer import ROUTING_GROUP, routing_group, separate_routing
 from .precision import low_precision_warning
@@ -40,7 +41,7 @@ class DepthRouteTrainer(Trainer):
     `eval_perplexity` beside `eval_loss`, its exponential: exact per token where every example has as many labels, as
     packed blocks have. `args.freeze_base` trains the routing alone. The arguments may be plain TrainingArguments.
 
-    Trainable parameters of 16 bits are warned of, with the fraction of them that cannot move at this learning rate.
+    `args.routing_health_steps` adds a `RoutingHealthCallback`. Trainable parameters of 16 bits are warned of, with the fraction of them that cannot move at this learning rate.
 
     Other trainers get the same by inheriting from both: `class RoutedSFTTrainer(DepthRouteTrainer, SFTTrainer): pass`.
 
@@ -64,6 +65,8 @@ class DepthRouteTrainer(Trainer):
             logger.warning("the routing is not trained: none of its %d parameters requires a gradient", len(routing))
         self._routing_rate = _RoutingRate()
         self.add_callback(self._routing_rate)
+        if (steps := getattr(self.args, "routing_health_steps", None)) is not None:
+            self.add_callback(RoutingHealthCallback(self, steps))
 
     def call_model_init(self, trial: Any = None) -> Any:
         model = super().call_model_init(trial)
