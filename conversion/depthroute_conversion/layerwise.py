@@ -11,7 +11,7 @@ one thread runs at any time.
 
 import copy
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ def model_reader(model: PreTrainedModel, read: Read, keys: Collection[str], tied
 def evaluate_layerwise(
     model: PreTrainedModel,
     read: Read,
-    computations: list[Callable[[], Any]],
+    computations: Sequence[Callable[[], Any]],
     resident: Iterable[str] = (),
     changes: Mapping[int, Mapping[str, Change]] | None = None,
 ) -> list[Any]:

@@ -38,11 +38,14 @@ Step = Progress
 class _Drawn(Progress):
     def __init__(self, bar: Bar, steps: int):
         self._bar, self._steps, self._begun = bar, steps, 0
-        self._task = bar.add_task("starting", total=None, start=False)
+        self._task = bar.add_task("starting", total=None)
 
     def __call__(self, text: str, size: int | None = None) -> None:
+        self._bar.refresh()  # where the last step ended
+        self._bar.remove_task(self._task)
         self._begun += 1
-        self._bar.reset(self._task, description=f"{self._begun}/{max(self._begun, self._steps)} {text}", total=size)
+        # a new one: rate and time left are its own
+        self._task = self._bar.add_task(f"{self._begun}/{max(self._begun, self._steps)} {text}", total=size or None)
 
     def advance(self, size: int) -> None:
         self._bar.advance(self._task, size)

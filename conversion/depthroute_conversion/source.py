@@ -23,7 +23,7 @@ from .architectures import Architecture, choose_architecture
 from .keys import KeyRules
 from .side_files import SIDE_FILE_PATTERNS, SideFiles, copy_side_files
 from .source_config import read_stock_config
-from .weights import DTYPES, PICKLES, StoredTensor, read_headers, read_tensor
+from .weights import DTYPES, PICKLES, StoredTensor, read_headers, read_tensor, size_note
 
 
 _HUB_FILES = ["*.safetensors", *SIDE_FILE_PATTERNS]
@@ -185,7 +185,7 @@ def _open_folder(folder: Path, label: str, hub_id: str | None, ignore_code: bool
     settings = getattr(config, "quantization_config", None)
     stored = read_headers(folder, DTYPES if settings is None else FP8_DTYPES)
     architecture, decision = choose_architecture(config.model_type, declared, stored)
-    decisions = () if decision is None else (decision,)
+    decisions = tuple(line for line in (decision, size_note(folder, stored)) if line is not None)
     found = FolderSource(folder, label, config, architecture, stored, hub_id, decisions)
     return found if settings is None else Fp8Source(found, block_size(folder / "config.json", settings))
 

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,7 +153,7 @@ def read_range(key: str, item: StoredTensor, first: int, count: int) -> Tensor:
         return tensor
     # not mapped: a file that is cut short while it is mapped ends the process, and where a file's tensors lie is no concern
     # of arithmetic (a matrix product may depend on it in its last bit)
-    memory = memoryview(tensor.view(torch.uint8).numpy())
+    memory = bytes_of(tensor)
     position = item.start + first * item.dtype.itemsize
     descriptor = os.open(item.file, os.O_RDONLY)
     try:
@@ -176,7 +177,8 @@ def pieces(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # numpy's types do not say that it is a buffer
+    return memoryview(array)
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -186,9 +188,3 @@ def is_finite(tensor: Tensor) -> bool:
     # NaN is the smallest and the largest of numbers that it is among
     smallest, largest = tensor.aminmax()
     return math.isfinite(smallest.item()) and math.isfinite(largest.item())
-
-
-def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its key, read when it is asked for."""
-    for key, item in stored.items():
-        yield key, read_tensor(key, item)

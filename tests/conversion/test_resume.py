@@ -154,7 +154,9 @@ def test_finished_shards_are_verified_and_not_written_again(stopped, stop_at, tm
     assert len([name for name in before if name.endswith(".safetensors")]) == 3
     read = []
     hash_file = writing.UnfinishedFolder.is_finished.__globals__["hash_file"]
-    monkeypatch.setattr("depthroute_conversion.unfinished.hash_file", lambda f, p: read.append(f.name) or hash_file(f, p))
+    monkeypatch.setattr(
+        "depthroute_conversion.unfinished.hash_file", lambda f, p: read.append(f.name) or hash_file(f, p)
+    )
     written = stop_at(None)
     convert(source, out, **OPTIONS)
     assert sorted([*read, *written]) == sorted(file.name for file in out.glob("*.safetensors")) and len(read) == 3
@@ -162,7 +164,9 @@ def test_finished_shards_are_verified_and_not_written_again(stopped, stop_at, tm
     convert(source, tmp_path / "again", **OPTIONS)
     first, again = tree(out), tree(tmp_path / "again")
     # cards and records name the folder
-    assert {k: v for k, v in first.items() if "safetensors" in k} == {k: v for k, v in again.items() if "safetensors" in k}
+    assert {k: v for k, v in first.items() if "safetensors" in k} == {
+        k: v for k, v in again.items() if "safetensors" in k
+    }
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
@@ -181,9 +185,12 @@ def test_a_finished_shard_that_is_damaged_is_written_again(damage, stopped, stop
     if damage != "gone":
         assert f"{file}: damaged since it was written; writing it again" in capsys.readouterr().err
     assert "_read" not in " ".join(written)
-    with safe_open(out / file.name, framework="pt") as tensors, safe_open(
-        next(f for f in source.glob("*.safetensors") if next(iter(tensors.keys())) in _keys(f)), framework="pt"
-    ) as theirs:
+    with (
+        safe_open(out / file.name, framework="pt") as tensors,
+        safe_open(
+            next(f for f in source.glob("*.safetensors") if next(iter(tensors.keys())) in _keys(f)), framework="pt"
+        ) as theirs,
+    ):
         key = next(key for key in tensors.keys() if key in theirs.keys())
         assert torch.equal(tensors.get_tensor(key), theirs.get_tensor(key))
 
