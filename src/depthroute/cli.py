@@ -126,7 +126,21 @@ def evaluate(
     limit: float | None = typer.Option(None, help="Documents per task: a number, or a fraction below 1."),
     num_fewshot: int | None = typer.Option(None, help="Solved examples in the prompt; default: the task's own number."),
     max_length: int | None = typer.Option(None, help="Tokens of context; default: all that the model allows."),
+    compare: str | None = typer.Option(
+        None,
+        "--compare",
+        metavar="BASELINE",
+        help="Another model, on the same documents: MODEL minus BASELINE, paired, with 95% intervals.",
+    ),
+    peft: str | None = typer.Option(None, help="Folder or hub id of an adapter for MODEL; its routing is used."),
     apply_chat_template: bool = typer.Option(False, help="Put prompts into the tokenizer's chat template."),
+    enable_thinking: bool | None = typer.Option(
+        None, "--enable-thinking/--disable-thinking", help="For the chat template; default: the template's own."
+    ),
+    think_end_token: str | None = typer.Option(
+        None, help="Token behind which an answer begins, with --enable-thinking."
+    ),
+    system_instruction: str | None = typer.Option(None, help="System message, before every prompt."),
     device: str | None = typer.Option(None, help="cpu, cuda:0, …; default: the first GPU, otherwise the CPU."),
     dtype: str = typer.Option("auto", help="float32, bfloat16, …; auto: as saved."),
     json_file: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write lm-eval's whole result here."),
@@ -138,26 +152,42 @@ def evaluate(
         help="Print the folder of our tasks, for lm_eval's own --include_path, and leave.",
     ),
 ) -> None:
-    """Evaluate a model with lm-eval."""
+    """Evaluate a model with lm-eval. Also `accelerate launch -m depthroute eval …`, each process with its part."""
+    from .evaluation import compare as compare_results
+    from .evaluation import comparison_table, results_table
     from .evaluation import evaluate as run
-    from .evaluation import results_table
-    from .files import check_json_file, write_json
+    from .files import check_json_file, check_model, write_json
 
     check_json_file(json_file)
-    result = run(
-        model,
-        [name.strip() for name in tasks.split(",") if name.strip()],
-        batch_size,
-        limit,
-        max_batch_size=max_batch_size,
-        max_length=max_length,
-        device=device,
-        dtype=dtype,
-        num_fewshot=num_fewshot,
-        apply_chat_template=apply_chat_template,
-        log_samples=False,
-    )
-    Console().print(results_table(result))
+    if compare is not None:
+        check_model(compare)
+    options: dict[str, Any] = {
+        "tasks": [name.strip() for name in tasks.split(",") if name.strip()],
+        "batch_size": batch_size,
+        "limit": limit,
+        "max_batch_size": max_batch_size,
+        "max_length": max_length,
+        "device": device,
+        "dtype": dtype,
+        "num_fewshot": num_fewshot,
+        "apply_chat_template": apply_chat_template,
+        "enable_thinking": enable_thinking,
+        "think_end_token": think_end_token,
+        "system_instruction": system_instruction,
+        "log_samples": compare is not None,
+    }
+    result = run(model, peft=peft, **options)
+    baseline = None if compare is None else run(compare, **options)
+    if not result:  # another process has the results of all
+        return
+    if baseline is None:
+        Console().print(results_table(result))
+    else:
+        comparison = compare_results(baseline, result)
+        Console().print(comparison_table(comparison, str(compare), model if peft is None else f"{model} + {peft}"))
+        for one in (result, baseline):
+            del one["samples"]
+        result = {"a": compare, "b": model, "peft": peft, **comparison, "results": {"a": baseline, "b": result}}
     if json_file is not None:
         write_json(json_file, result)
 

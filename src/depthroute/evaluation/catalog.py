@@ -8,6 +8,9 @@ from pathlib import Path
 TASK_FOLDER = Path(__file__).parent / "tasks"
 """What `--include_path` of lm-eval takes to know our tasks and groups."""
 
+PERPLEXITY_METRIC = str(Path(__file__).parent / "metrics" / "depthroute_perplexity.py")
+"""What `evaluate.load` takes for perplexity without a network."""
+
 LOCAL_TASKS = ("depthroute_choice", "depthroute_perplexity", "depthroute_generation")
 """Multiple choice, rolling perplexity and generation on data in this package; together the group `depthroute_local`."""
 

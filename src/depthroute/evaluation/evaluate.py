@@ -17,7 +17,7 @@ from rich.table import Table
 from ..device import check_device
 from ..errors import Refused
 from ..extras import require
-from ..files import check_model
+from ..files import check_model, download, is_hub_id
 from .catalog import LOCAL_TASKS, TASK_FOLDER
 
 
@@ -65,6 +65,10 @@ def evaluate(
     max_batch_size: int = 64,
     max_length: int | None = None,
     num_fewshot: int | None = None,
+    peft: str | Path | None = None,
+    apply_chat_template: bool = False,
+    enable_thinking: bool | None = None,
+    think_end_token: str | int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a model with lm-eval.
@@ -81,11 +85,17 @@ def evaluate(
         dtype: of the weights: a name of torch's, or "auto" for that of the checkpoint.
         max_length: tokens of context; default, and at most: what the model's configuration allows.
         num_fewshot: solved examples in the prompt, ≥ 0; default: the task's own number.
-        options: anything else that `lm_eval.simple_evaluate` takes (`apply_chat_template`, `gen_kwargs`, `log_samples`, …).
+        peft: folder or hub id of an adapter for the model; its routing is used where it has one (`modules_to_save`).
+        apply_chat_template: put prompts into the tokenizer's chat template.
+        enable_thinking: handed to the chat template; None: the template's own default.
+        think_end_token: token, or its id, behind which a generated answer begins; needed with `enable_thinking=True`.
+        options: anything else that `lm_eval.simple_evaluate` takes (`system_instruction`, `gen_kwargs`, `log_samples`, …).
+
+    Under `accelerate launch` or torchrun each process evaluates its part of the documents, on a CPU too.
 
     Returns:
         lm-eval's own result: `results[task]["acc,none"]`, `…["acc_stderr,none"]`, and, unless `log_samples` is False,
-        `samples[task]` with every log-likelihood.
+        `samples[task]` with every log-likelihood. Empty in all processes but the first.
 
     Raises:
         Refused: a value that cannot be meant, an unknown task, a folder without a model, or lm-eval is not installed.
@@ -102,6 +112,11 @@ def evaluate(
         source = model
     if max_length is not None:
         _check_context(source, max_length)
+    if enable_thinking is not None and not apply_chat_template:
+        raise Refused(f"enable_thinking: got {enable_thinking} without apply_chat_template, allowed: with it")
+    if enable_thinking and think_end_token is None:
+        raise Refused("think_end_token: got None with enable_thinking, allowed: the token that ends the thinking")
+    adapter = None if peft is None else _check_adapter(peft)
     manager = task_manager(tasks)
 
     from lm_eval import simple_evaluate
@@ -119,7 +134,14 @@ def evaluate(
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_length=max_length,
+            enable_thinking=enable_thinking,
+            think_end_token=think_end_token,
         )
+        _divide_among_processes(lm)
+        if apply_chat_template and not lm.tokenizer.chat_template:
+            raise Refused("apply_chat_template: got a tokenizer without chat template, allowed: one that has it")
+        if adapter is not None:
+            _load_adapter(lm, adapter)
         result = simple_evaluate(
             model=lm,
             tasks=manager.match_tasks(tasks) + [name for name in tasks if Path(name).is_file()],
@@ -128,9 +150,37 @@ def evaluate(
             limit=limit,
             task_manager=manager,
             num_fewshot=num_fewshot,
+            apply_chat_template=apply_chat_template,
             **options,
         )
-    return dict(result)
+    return dict(result or {})
+
+
+def _divide_among_processes(lm: Any) -> None:
+    """lm-eval divides the documents where a machine has several GPUs, and otherwise lets every process do all of them."""
+    if hasattr(lm, "accelerator"):
+        lm._rank, lm._world_size = lm.accelerator.process_index, lm.accelerator.num_processes
+
+
+def _check_adapter(peft: str | Path) -> str:
+    require("peft", "train")
+    path = Path(peft)
+    if path.is_dir():
+        if not (path / "adapter_config.json").is_file():
+            raise Refused(f"peft: {path}: no adapter_config.json in this folder, allowed: an adapter's folder")
+        return str(path)
+    if not is_hub_id(str(peft)):
+        raise Refused(f"peft: got {str(peft)!r}, allowed: an adapter's folder or hub id")
+    return str(download(str(peft), ["adapter_*", "*.safetensors"], field="peft", local="an adapter's folder"))
+
+
+def _load_adapter(lm: Any, adapter: str) -> None:
+    """Not lm-eval's own `peft`: it cuts the embedding down to the tokenizer's size, which changes every probability of a model
+    whose embedding has rows to spare, as Qwen3's has."""
+    from peft import PeftModel
+
+    lm._model = PeftModel.from_pretrained(lm.model, adapter).eval()
+    lm.peft = adapter
 
 
 _NOTES = (
