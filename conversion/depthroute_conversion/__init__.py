@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a stock checkpoint to a DepthRoute one, and the proof that nothing changed.
 
-source.py        open and check what is converted: a folder, a hub id or a .gguf file
+source.py        open and check what is converted: a folder, a hub id or a .gguf file (gguf_source.py); fp8.py: with scales
+source_config.py the configuration of a source, and what is refused by it; architectures.py: which class takes whose place
 weights.py       what a folder's safetensors files hold, checked by their headers
 keys.py          which tensor goes where: rules as data, invertible
 experts.py       sparse experts: fused, or one tensor each
