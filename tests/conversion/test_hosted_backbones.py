@@ -61,11 +61,9 @@ HOSTS = {
     "llama tied, of narrow heads": lambda: llama(tie_word_embeddings=True, head_dim=4),
     # its stock class has not split products for a long time
     "llama that was trained with split products": lambda: llama(pretraining_tp=2),
-    "mistral": mistral,
     "mistral with wide heads, tied": lambda: mistral(head_dim=16, tie_word_embeddings=True),
     "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**sizes(sliding_window=6))),
     "qwen2": qwen2,
-    "qwen2 tied": lambda: qwen2(tie_word_embeddings=True),
     "qwen2 with a window in its upper layers": lambda: qwen2(
         use_sliding_window=True, sliding_window=6, max_window_layers=2
     ),

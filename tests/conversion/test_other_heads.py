@@ -95,7 +95,7 @@ def test_modules_of_sentence_transformers_travel(embedding, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (embedding / name).read_bytes() and name in report.kept_files
 
 
-@pytest.mark.parametrize("preset", ["attnres-block", "dar", "mhc", "standard", "wav"])
+@pytest.mark.parametrize("preset", ["attnres-block", "dar", "mhc", "standard"])
 def test_every_kind_of_residual_without_a_head(preset, embedding, tmp_path):
     blocks = {} if preset in ("mhc", "standard") else {"block_size": 2}
     found = convert(embedding, tmp_path / "out", preset, **blocks).verification
