@@ -14,7 +14,6 @@ from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
     get_gguf_hf_weights_map,
-    load_gguf_checkpoint,
 )
 
 from depthroute.errors import Refused, one_line
@@ -78,8 +77,7 @@ class GgufSource(Source):
             )
         with torch.device("meta"):
             model = self.architecture.stock(self.config)
-        settings = load_gguf_checkpoint(str(self.path), return_tensors=False)["config"]
-        self._processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=settings)
+        self._processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=self.config.to_dict())
         self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
         self._check(model.state_dict())
 
