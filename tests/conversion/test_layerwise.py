@@ -75,6 +75,7 @@ def routed():
     return DepthRouteForCausalLM(tiny_config("delta-block", depth_anchored=True)).eval()
 
 
+@pytest.mark.smoke
 def test_one_part_is_in_memory_at_a_time_and_read_once(routed, token_ids):
     weights = routed.state_dict()
     model = empty_model(DepthRouteForCausalLM, routed.config, torch.float32)

@@ -148,6 +148,7 @@ def stopped(originals, tmp_path, stop_at):
     return originals["sharded"], out, tmp_path / ".out.unfinished"
 
 
+@pytest.mark.smoke
 def test_finished_shards_are_verified_and_not_written_again(stopped, stop_at, tmp_path, monkeypatch):
     source, out, work = stopped
     before = {name: os.stat(work / "out" / name).st_ino for name in os.listdir(work / "out")}
@@ -184,7 +185,6 @@ def test_a_finished_shard_that_is_damaged_is_written_again(damage, stopped, stop
     assert file.name in written and len(written) == len(list(out.glob("*.safetensors"))) - 2
     if damage != "gone":
         assert f"{file}: damaged since it was written; writing it again" in capsys.readouterr().err
-    assert "_read" not in " ".join(written)
     with (
         safe_open(out / file.name, framework="pt") as tensors,
         safe_open(
