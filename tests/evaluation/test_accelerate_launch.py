@@ -26,7 +26,7 @@ def test_two_processes_give_the_results_of_one(stock, graft, tmp_path):
         sys.executable,
         "-m",
         "accelerate.commands.launch",
-        "--cpu",
+        "--multi_gpu",
         "--num_processes",
         "2",
         "--num_machines",
@@ -50,7 +50,7 @@ def test_two_processes_give_the_results_of_one(stock, graft, tmp_path):
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "HF_DATASETS_CACHE": str(tmp_path / "cache"),
-        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_CPU": "true",  # several processes without MPI: the launcher for GPUs, told to use none
     }
     done = subprocess.run(
         [*command, "--batch-size", "2", "--device", "cpu", "--json", "scores.json"],
@@ -63,6 +63,8 @@ def test_two_processes_give_the_results_of_one(stock, graft, tmp_path):
     assert (tmp_path / "scores.json").is_file(), done.stdout[-1500:] + done.stderr[-3000:]
     assert done.stdout.count("paired over documents") == 1  # printed by one process
     found = json.loads((tmp_path / "scores.json").read_text())
+    # the first process has three of five documents with four choices each
+    assert "12/12" in done.stderr and "20/20" not in done.stderr
     assert all(row["count"] == 5 for row in found["tasks"])
     for name, folder in (("a", "base"), ("b", "model")):
         expected = evaluate(tmp_path / folder, TASKS, 2, 5, device="cpu")["results"]

@@ -23,6 +23,7 @@ from depthroute.training import (
 )
 from depthroute.training.health import PATIENCE, SpikeDetector
 from depthroute.training.routing_statistics import COLLAPSED_WEIGHT, StatisticsRecord, depth_label
+from depthroute.training.run import train
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def measured(trainer) -> dict[int, dict[str, float]]:
 # --- numbers
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("preset", ["attnres-block", "delta", "rd-attnres", "dar"])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_numbers_are_those_of_diagnostics_without_the_padding(preset, heads, graft, rows, tmp_path):
@@ -379,3 +381,20 @@ def test_the_option_is_checked_and_reaches_the_trainer(tmp_path):
         RoutingHealthCallback(None, 0)
     _, training = parse_arguments(["--output_dir", str(tmp_path), "--routing-health-steps", "7", "--use_cpu"])
     assert training.routing_health_steps == 7
+
+
+def test_the_command_measures_where_it_is_asked_to(model_folder, text, tmp_path):
+    (tmp_path / "train.txt").write_text(text)
+    options = {
+        "model": model_folder("delta-block"),
+        "train_files": tmp_path / "train.txt",
+        "block_size": 32,
+        "output_dir": tmp_path / "out",
+        "cache_dir": tmp_path / "cache",
+        "max_steps": 4,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    log = train([*arguments, "--use_cpu", "--disable_tqdm", "true", "--routing_health_steps", "2"])["log"]
+    assert [entry["step"] for entry in log if "routing_max_weight/mean" in entry] == [2, 4]

@@ -60,6 +60,7 @@ def assert_routing(model, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(parameter, expected[name]), name
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("preset", MODULE_PRESETS)
 def test_projections_are_adapted_and_reads_are_trained_whole(preset, graft, token_ids):
     model = graft(preset, depth_anchored=True)

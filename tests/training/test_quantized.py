@@ -50,6 +50,7 @@ CASES = {name: (name, {}) for name in PRESETS} | {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("preset", "values"), CASES.values(), ids=CASES)
 def test_projections_alone_are_quantised(preset, values):
     assert_projections_alone(DepthRouteForCausalLM(tiny_config(preset, **values)), 8)

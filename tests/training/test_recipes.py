@@ -3,6 +3,8 @@
 """Recipes: their sizes against the papers', how options and recipes stand over each other, and runs from scratch."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -201,6 +203,42 @@ def test_a_run_from_scratch_streams_measures_and_resumes_exactly(small_run, tmp_
     assert losses(resumed) == losses(whole)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
     assert all(torch.equal(one[name], other[name]) for name in one)  # bitwise: the same operations in the same order
+
+
+def test_two_processes_train_on_the_same_steps_as_one(small_run, tmp_path):
+    """Each with its own half of every step: the gradients' mean is that of the whole step."""
+    whole = train([small_run, "--output_dir", str(tmp_path / "whole"), "--save_strategy", "no"])
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    command += [
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        "-m",
+        "depthroute",
+        "train",
+    ]
+    command += [small_run, "--output_dir", str(tmp_path / "halves"), "--save_strategy", "no"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert (tmp_path / "halves" / "depthroute_run.json").is_file(), done.stdout[-1500:] + done.stderr[-3000:]
+    halves = json.loads((tmp_path / "halves" / "depthroute_run.json").read_text())
+    assert (halves["processes"], whole["processes"]) == (2, 1)
+    assert halves["data"] == whole["data"] and halves["forecast"]["tokens"] == whole["forecast"]["tokens"]
+    assert done.stdout.count("memory per process") == 1  # printed by one of them
+    # float32 sums in another order, through three optimizer steps
+    assert losses(halves) == pytest.approx(losses(whole), rel=1e-4)
 
 
 def test_presets_are_compared_on_the_same_batches_and_base_weights(small_run, tmp_path):

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
+from conftest import tiny_config, tiny_qwen3_config
 from datasets import Dataset
 from peft import LoraConfig
 
+from depthroute import DepthRouteForCausalLM
 from depthroute.errors import Refused
 from depthroute.training import (
     DepthRouteTrainer,
@@ -169,3 +171,23 @@ def test_health_is_logged_beside_their_metrics(graft, padding, lines, tmp_path):
     log = trainer.state.log_history
     assert [entry["step"] for entry in log if "loss" in entry and "mean_token_accuracy" in entry] == [2, 4]
     assert [entry["step"] for entry in log if "routing_max_weight/mean" in entry] == [2, 4]
+
+
+def test_sparse_experts_are_adapted_beside_the_routing(padding, lines, tmp_path):
+    """trl adds the balance loss of the expert routers, which the decoder's output has to have."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.01}
+    base = tiny_qwen3_config(num_hidden_layers=4)
+    model = DepthRouteForCausalLM(tiny_config("delta-block", base=base, depth_anchored=True, **experts))
+    trainer = RoutedSFTTrainer(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=lines,
+        processing_class=padding,
+        peft_config=lora_config(model, r=2),
+    )
+    before = start_of(trainer.model)
+    trainer.train()
+    moved = {name for name, parameter in trainer.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert sum("experts" in name and "lora_B" in name for name in moved) == 4 * 2
+    assert all(p.any() for name, p in routing_parameters(trainer.model).items() if name.endswith("query"))
+    assert any(entry.get("aux_loss", 0) > 0 for entry in trainer.state.log_history)

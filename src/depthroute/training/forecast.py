@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from ..errors import Refused
+from ..modeling.configuration_depthroute import HOSTED_MODEL_TYPES, DepthRouteConfig
 from .arguments import DepthRouteTrainingArguments
+from .memory import training_memory
 from .routing_state import routing_parameters
 
 
@@ -30,7 +32,7 @@ class Forecast:
         tokens: trained on in all.
         flops: of all forward and backward passes, without recomputation: 6 per token and weight of a product (4 where the
             base is frozen), and attention's.
-        memory: bytes per process, by what takes them.
+        memory: bytes per process, by what takes them; see `training_memory`. Empty for a model of another family.
         step_seconds: of one step without the optimizer, evaluation and saving, measured; None where it was not.
         seconds: of all steps at that rate.
         not_measured: why there is no time.
@@ -53,7 +55,10 @@ class Forecast:
 
     def lines(self) -> dict[str, str]:
         """The same as text, for a table."""
-        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items() if name != "total")
+        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items() if name != "total" and size)
+        memory = (
+            f"about {self.memory['total'] / GIB:.2f} GiB ({parts})" if self.memory else "not estimated: another family"
+        )
         time_line = f"not estimated: {self.not_measured}"
         if self.seconds is not None and self.step_seconds is not None:
             rate = self.tokens_per_step / self.step_seconds
@@ -63,7 +68,7 @@ class Forecast:
             "steps": f"{self.steps:,} of {self.tokens_per_step:,} tokens",
             "tokens": f"{self.tokens:,}",
             "work": f"{self.flops:.3g} floating-point operations",
-            "memory per process": f"about {self.memory['total'] / GIB:.2f} GiB ({parts})",
+            "memory per process": memory,
             "time": time_line,
         }
 
@@ -245,14 +250,30 @@ def forecast(model: Any, training: DepthRouteTrainingArguments, blocks: int | No
 
 
 def expected_memory(model: Any, training: DepthRouteTrainingArguments, block_size: int) -> dict[str, int]:
-    """Bytes per process: weights, their gradients, AdamW's two float32 moments, and logits with their gradient."""
-    weights = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    logits = 2 * 4 * training.per_device_train_batch_size * block_size * model.config.vocab_size
-    sizes = {
-        "weights": weights,
-        "gradients": sum(parameter.numel() * parameter.itemsize for parameter in trained),
-        "optimizer": sum(parameter.numel() * 8 for parameter in trained),
-        "logits": logits,
-    }
-    return {**sizes, "total": sum(sizes.values())}
+    """Bytes per process by what takes them, with their `total`, as `training_memory` has them; empty for a model that is no
+    backbone of the family."""
+    config = model.config
+    if config.model_type not in (*HOSTED_MODEL_TYPES, "depthroute"):
+        return {}
+    if config.model_type != "depthroute":
+        config = DepthRouteConfig.from_preset("standard", base=config)
+    alone = "ddp" if training.world_size > 1 else "single"
+    engine = "zero3" if training.deepspeed else "fsdp" if training.fsdp else alone
+    masters = next(model.parameters()).dtype
+    if masters != torch.float32:
+        precision = "bfloat16"  # as much as float16
+    elif training.bf16 or training.fp16:
+        precision = "autocast" if engine in ("single", "ddp") else "mixed"
+    else:
+        precision = "float32"
+    memory = training_memory(
+        config,
+        batch_size=training.per_device_train_batch_size,
+        sequence_length=block_size,
+        engine=engine,
+        devices=training.world_size,
+        precision=precision,
+        checkpointing=training.gradient_checkpointing,
+        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+    )
+    return {**memory._asdict(), "total": memory.total}

@@ -154,6 +154,7 @@ def run_training(
         "output_dir": training.output_dir,
         "preset": getattr(model.config, "preset_name", None),
         "seed": training.seed,
+        "processes": training.world_size,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
