@@ -7,12 +7,20 @@ import sys
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, default_data_collator
+from transformers import AutoModelForCausalLM, GPT2Config, default_data_collator
 
 from depthroute import DepthRouteConfig, cli
 from depthroute.training import DepthRouteTrainer, DepthRouteTrainingArguments
 from depthroute.training.data import PackedBlocks
-from depthroute.training.forecast import count_steps, duration, forecast, measured_step, training_flops
+from depthroute.training.forecast import (
+    count_steps,
+    duration,
+    expected_memory,
+    forecast,
+    measured_step,
+    training_flops,
+)
+from depthroute.training.memory import training_memory
 from depthroute.training.routing_state import freeze_base
 
 
@@ -90,7 +98,19 @@ def test_memory_grows_with_what_is_trained(graft, tmp_path):
     frozen = forecast(model, training, None, 16)
     assert frozen.trainable < whole.trainable == whole.parameters
     assert frozen.memory["total"] < whole.memory["total"]
-    assert whole.memory["total"] > 16 * whole.parameters  # weights, gradients, two moments, each of four bytes
+    known = training_memory(model.config, batch_size=8, sequence_length=16, trained=whole.trainable)
+    assert whole.memory == {**known._asdict(), "total": known.total}
+
+
+def test_memory_of_other_models(stock, tmp_path):
+    training = arguments(tmp_path, max_steps=1, bf16=True, gradient_checkpointing=True)
+    known = {"batch_size": 8, "sequence_length": 16, "precision": "autocast", "checkpointing": True}
+    standard = DepthRouteConfig.from_preset("standard", base=stock.config)
+    assert expected_memory(stock, training, 16)["total"] == training_memory(standard, **known).total
+    with torch.device("meta"):
+        other = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10))
+    expected = forecast(other, training, None, 16)
+    assert expected.memory == {} and expected.lines()["memory per process"] == "not estimated: another family"
 
 
 def test_a_forecast_alone_makes_and_writes_nothing(monkeypatch, capsys, tmp_path):
