@@ -18,6 +18,7 @@ from transformers.distributed import DistributedConfig
 
 from depthroute import DepthRouteForCausalLM
 from depthroute.training import optimizer_groups, routing_module_names, routing_parameters
+from depthroute.training.memory import training_memory
 
 
 # float32 through eight sublayers, summed in another order: at most 2e-5 was seen. A shard that is lost, or counted twice, is off
@@ -25,7 +26,7 @@ from depthroute.training import optimizer_groups, routing_module_names, routing_
 TOLERANCE = 2e-4
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CASES = {**{preset: (preset, {}) for preset in PRESETS}, "delta-block with experts": ("delta-block", EXPERTS)}
-WRAPPED = ["attnres-block", "delta", "rd-attnres", "dar"]
+WRAPPED = ["attnres", "delta-block", "rd-attnres"]
 KINDS = ["checkpointing", "reentrant checkpointing", "lora"]
 SAVED = "rd-attnres"
 
@@ -55,6 +56,8 @@ def compare(alone, model, rank) -> dict:
         "sharded": sum(isinstance(parameter, DTensor) for parameter in model.parameters()),
         "parameters": len(list(model.parameters())),
         "gap": max(gradient_gaps(model, alone).values()),
+        "bytes": sum(parameter.to_local().nbytes for parameter in model.parameters()),
+        "gradient bytes": sum(p.grad.to_local().nbytes for p in model.parameters() if p.grad is not None),
     }
 
 
@@ -169,6 +172,17 @@ def test_gradients_of_shards_are_those_of_one_process(case, outcomes):
         found = outcome["gradients"][case]
         assert found["sharded"] == found["parameters"] > 0
         assert found["gap"] < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_process_holds_what_the_memory_function_says(case, outcomes):
+    memory = training_memory(
+        build(case).config, batch_size=2, sequence_length=9, engine="fsdp", devices=2, precision="float32"
+    )
+    for name, expected in (("bytes", memory.parameters), ("gradient bytes", memory.gradients)):
+        found = [outcome["gradients"][case][name] for outcome in outcomes]
+        assert sum(found) == pytest.approx(2 * expected, abs=2)  # divided, none twice
+        assert found == pytest.approx([expected] * 2, rel=0.02)  # odd lengths are not divided evenly
 
 
 @pytest.mark.parametrize("case", BY_HAND)

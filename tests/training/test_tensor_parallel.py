@@ -27,7 +27,7 @@ CASES = {
     "no query and key norms": ("delta-block", {"qk_norm": False}),
 }
 KINDS = ["checkpointing", "reentrant checkpointing", "lora"]
-MORE = [(case, kind) for case in ("delta-block", "rd-attnres", "dar") for kind in KINDS]
+MORE = [(case, kind) for case in ("rd-attnres", "dar") for kind in KINDS]
 
 
 def tokens() -> torch.Tensor:
