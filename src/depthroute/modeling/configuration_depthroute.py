@@ -266,7 +266,7 @@ class DepthRouteConfig(Qwen3Config):
         # Set, for older releases change it here where embeddings are tied.
         # CODEPATH: Qwen3-MoE checkpoints have experts to divide, all others have none, and rules that match nothing are warned of
         upstream: Any = Qwen3MoeConfig if self.num_experts else Qwen3Config
-        setattr(self, "base_model_tp_plan", dict(upstream.base_model_tp_plan))  # noqa: B010
+        self.base_model_tp_plan = dict(upstream.base_model_tp_plan)
         super().__post_init__(**kwargs)
         if self.router_aux_loss_coef is None:
             # not Qwen3-MoE's 0.001 for a dense model: libraries take a coefficient for the mark of an expert router

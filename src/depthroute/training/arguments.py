@@ -40,7 +40,9 @@ class DepthRouteTrainingArguments(TrainingArguments):
     )
     routing_health_steps: int | None = field(
         default=None,
-        metadata={"help": "log routing weights and gradients by depth every so many steps, and warn of what is wrong with them"},
+        metadata={
+            "help": "log routing weights and gradients by depth every so many steps, and warn of what is wrong with them"
+        },
     )
     resume_from_checkpoint: str | None = field(
         default=None,
@@ -54,6 +56,8 @@ class DepthRouteTrainingArguments(TrainingArguments):
         if self.routing_health_steps is not None and self.routing_health_steps < 1:
             raise ValueError(f"routing_health_steps: got {self.routing_health_steps}, allowed: at least 1")
         super().__post_init__()
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # every parameter of ours has a gradient in every step
 
 
 @dataclass
