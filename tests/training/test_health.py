@@ -21,7 +21,8 @@ from depthroute.training import (
     parse_arguments,
     routing_parameters,
 )
-from depthroute.training.health import PATIENCE, SpikeDetector
+from depthroute.training.health import PATIENCE
+from depthroute.training.loss_spikes import SpikeDetector
 from depthroute.training.routing_statistics import COLLAPSED_WEIGHT, StatisticsRecord, depth_label
 from depthroute.training.run import train
 

@@ -3,9 +3,7 @@
 """Routing health while a model trains: numbers by depth for the Trainer's loggers, and warnings that say what to change."""
 
 import logging
-from collections import Counter, deque
-from math import isfinite
-from statistics import median
+from collections import Counter
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from ..errors import Refused
+from .loss_spikes import SpikeDetector
 from .optimizer import ROUTING_GROUP, fast_routing_warning
 from .routing_state import routed_model, routing_parameters
 from .routing_statistics import RouteStatistics, StatisticsRecord, norms_by_depth
@@ -23,27 +22,6 @@ logger = logging.getLogger(__name__)
 PATIENCE = 3
 """So many measurements in a row a router has to be without gradient, or without movement, before it is called dead. At the
 start of a conversion some parameters have no gradient until others have moved."""
-
-
-class SpikeDetector:
-    """Tells a loss spike from noise: a value above the median of the last ones by 6 robust standard deviations (1.4826 times
-    the median absolute deviation) and by a tenth of the median, or one that is not finite. Silent for the first 8."""
-
-    def __init__(self, window: int = 32, minimum: int = 8):
-        self.values: deque[float] = deque(maxlen=window)
-        self.minimum = minimum
-
-    def exceeded(self, value: float) -> float | None:
-        """The median that `value` is a spike above; None where it is none. It is then one of the last values."""
-        if len(self.values) < self.minimum:
-            self.values.extend([value] if isfinite(value) else [])
-            return None
-        middle = median(self.values)
-        deviation = 1.4826 * median(abs(other - middle) for other in self.values)
-        if not isfinite(value):
-            return middle
-        self.values.append(value)
-        return middle if value - middle > max(6 * deviation, 0.1 * abs(middle)) else None
 
 
 class RoutingHealthCallback(TrainerCallback):
