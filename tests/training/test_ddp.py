@@ -116,7 +116,7 @@ def train(preset, folder, rank):
     """Three steps of the Trainer on two processes; the sums over each parameter, and whether DDP searched."""
     trainer = DepthRouteTrainer(
         model=build(preset),
-        args=arguments(folder, per_device_train_batch_size=1, ddp_find_unused_parameters=False),
+        args=arguments(folder, per_device_train_batch_size=1),
         train_dataset=rows(),
     )
     trainer.train()

@@ -44,6 +44,9 @@ class DepthRouteTrainingArguments(TrainingArguments):
             "help": "log routing weights and gradients by depth every so many steps, and warn of what is wrong with them"
         },
     )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "not needed: every parameter of every preset has a gradient in every step"}
+    )
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={"help": "checkpoint folder to go on from; alone or 'last': the newest in output_dir", "nargs": "?",
@@ -56,8 +59,6 @@ class DepthRouteTrainingArguments(TrainingArguments):
         if self.routing_health_steps is not None and self.routing_health_steps < 1:
             raise ValueError(f"routing_health_steps: got {self.routing_health_steps}, allowed: at least 1")
         super().__post_init__()
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # every parameter of ours has a gradient in every step
 
 
 @dataclass
