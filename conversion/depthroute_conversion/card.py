@@ -17,7 +17,7 @@ from string import Template
 from typing import Any
 
 from depthroute import PRESETS, DepthRouteConfig
-from depthroute.errors import Refused
+from depthroute.errors import Refused, one_line
 from depthroute.files import write_json
 
 from .card_metadata import card_metadata, dump, problems
@@ -25,6 +25,7 @@ from .evaluations import merged, read_evaluations, table_rows
 from .record import (
     CARD,
     EVALUATIONS,
+    MADE_OF,
     RECORD,
     UNPUBLISHED,
     Facts,
@@ -138,12 +139,12 @@ def refresh_card(
     rows = facts.evaluations
     for file in results:
         rows = merged(rows, read_evaluations(Path(file), path, record.get("hub", {}).get("base_model")))
+    card, now = path / CARD, replace(facts, record=record, evaluations=rows)
+    text = _brought_forward(card, facts, now, [*told, *(["language"] if language else [])])
     if record != facts.record:
         write_json(path / RECORD, record)
     if rows != facts.evaluations:
         write_json(path / EVALUATIONS, {"rows": rows})
-    card = path / CARD
-    text = _brought_forward(card, facts, read_facts(path), [*told, *(["language"] if language else [])])
     card.write_text(text, encoding="utf-8")
     return card_problems(path, text)
 
@@ -181,13 +182,29 @@ def read_verification(file: Path, folder: Path) -> dict[str, Any]:
     values = read_mapping(file)
     if not {"rows", "converted", "failure", "trained_routing"} <= set(values):
         raise Refused(f"{file}: got no verification, allowed: a file that `depthroute verify --json` wrote")
+    rows = values["rows"]
+    if not (isinstance(rows, list) and all(isinstance(row, list) and len(row) == 2 for row in rows)):
+        raise Refused(f"{file}: rows: got {rows!r}, allowed: a list of labels and values")
     if values["converted"] != (name := folder.resolve().name):
         raise Refused(f"{file}: got the verification of {values['converted']!r}, allowed: of {name!r}")
     return values
 
 
 def card_text(facts: Facts) -> str:
-    """The whole card."""
+    """The whole card.
+
+    Raises:
+        Refused: one of the files that it is made of is not as its command wrote it.
+    """
+    try:
+        return _card_text(facts)
+    except (AttributeError, TypeError, LookupError, ValueError) as error:
+        raise Refused(
+            f"{facts.name}: {type(error).__name__}: {one_line(error)}; allowed: {', '.join(MADE_OF)} as commands wrote them"
+        ) from error
+
+
+def _card_text(facts: Facts) -> str:
     config, conversion = facts.config, facts.record.get("conversion", {})
     preset = PRESETS.get(config.preset_name)
     hub_id = facts.hub.get("base_model")

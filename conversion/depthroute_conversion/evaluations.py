@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of lm-eval's results, as rows: for a card's table, and for the hub's model index."""
 
+import math
 import re
 from datetime import datetime, timezone
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from depthroute.errors import Refused
+from depthroute.errors import Refused, one_line
 
 from .record import read_mapping
 
@@ -22,8 +23,9 @@ _LOCAL_DATA = ("json", "csv", "parquet", "text", "arrow", "pandas")
 def read_evaluations(file: Path, folder: Path, base_model: str | None = None) -> list[dict[str, Any]]:
     """One row for each task and metric of a file that `depthroute eval --json` or lm_eval wrote.
 
-    A row has model, own (it is about the model in `folder`, and not about `base_model` or any other), task, metric, filter, value, stderr, higher_is_better, documents, limited (not all documents were used),
-    shots, chat_template, dataset, dataset_config, split, dtype, lm_eval, date.
+    A row has model, own (it is about the model in `folder`, and not about `base_model` or any other), task, metric, filter, value
+    (None where it is not finite), stderr, higher_is_better, documents, limited (not all documents were used), shots, chat_template,
+    dataset, dataset_config, split, dtype, lm_eval, date.
 
     Raises:
         Refused: it is no such file, or has no figure.
@@ -33,7 +35,14 @@ def read_evaluations(file: Path, folder: Path, base_model: str | None = None) ->
         raise Refused(f"{file}: got no evaluation, allowed: a file that `depthroute eval --json` wrote")
     named = _model(result)
     about = {"model": named if _HUB_ID.fullmatch(named) else _last_part(named), "own": _is(named, folder, base_model)}
-    rows = [{**about, **row} for task in result["results"] for row in _task_rows(result, task)]
+    try:
+        rows = [{**about, **row} for task in result["results"] for row in _task_rows(result, task)]
+        table_rows(rows)
+        model_index(rows, "text-generation")
+    except (AttributeError, TypeError, LookupError, ValueError, OverflowError) as error:
+        raise Refused(
+            f"{file}: {type(error).__name__}: {one_line(error)}; allowed: a file that `depthroute eval --json` wrote"
+        ) from error
     if not rows:
         raise Refused(f"{file}: got no figure, allowed: results with at least one")
     return rows
@@ -63,9 +72,14 @@ def _task_rows(result: dict[str, Any], task: str) -> list[dict[str, Any]]:
             continue
         stderr = values.get(f"{metric}_stderr,{filtered}")
         better = result.get("higher_is_better", {}).get(task, {}).get(metric)
-        figures = {"metric": metric, "filter": filtered, "value": value, "higher_is_better": better}
-        rows.append({**common, **figures, "stderr": stderr if isinstance(stderr, (int, float)) else None})
+        figures = {"metric": metric, "filter": filtered, "value": _finite(value), "higher_is_better": better}
+        rows.append({**common, **figures, "stderr": _finite(stderr) if isinstance(stderr, (int, float)) else None})
     return rows
+
+
+def _finite(value: float) -> float | None:
+    """None for what JSON has no number for."""
+    return value if math.isfinite(value) else None
 
 
 def _model(result: dict[str, Any]) -> str:
@@ -104,10 +118,11 @@ def table_rows(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         arrow = {True: " ↑", False: " ↓"}.get(row["higher_is_better"], "")
         filtered = "" if row["filter"] == "none" else f" ({row['filter']})"
         documents = "–" if row["documents"] is None else f"{'first ' if row['limited'] else ''}{row['documents']}"
+        value = "not finite" if row["value"] is None else number(row["value"])
         stderr = "–" if row["stderr"] is None else number(row["stderr"])
         shots = "–" if row["shots"] is None else str(row["shots"])
         name = f"{row['metric']}{filtered}{arrow}"
-        lines.append((row["model"], row["task"], name, number(row["value"]), stderr, documents, shots))
+        lines.append((row["model"], row["task"], name, value, stderr, documents, shots))
     return lines
 
 
@@ -120,7 +135,7 @@ def model_index(rows: list[dict[str, Any]], task_type: str) -> list[EvalResult]:
     """For the hub: this model's figures that are of all documents of their task."""
     results = []
     for row in rows:
-        if row["limited"] or not row["own"]:
+        if row["limited"] or not row["own"] or row["value"] is None:
             continue
         of_hub = row["dataset"] and row["dataset"] not in _LOCAL_DATA and not Path(row["dataset"]).is_absolute()
         filtered = "" if row["filter"] == "none" else f", {row['filter']}"

@@ -3,6 +3,7 @@
 """A .gguf file as a source: its tensors are dequantized one at a time, by the package gguf, and named and arranged as
 transformers does when it loads such a file. What transformers would drop on the way, and with it the function, is refused."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ _BROKEN = (ValueError, OSError, LookupError, RuntimeError, OverflowError, struct
 _UNSCALED = ("none", "")
 _READ_FOR_SOME = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}
 """Metadata that transformers reads for some families only, and what it is called in a configuration."""
+
+_STATED = {
+    "license": "license",
+    "license_name": "license.name",
+    "license_link": "license.link",
+    "language": "languages",
+}
+"""A card's entries, and what they are called in a file's metadata, under `general.`."""
+
+_REPOSITORY = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
 
 
 class GgufSource(Source):
@@ -105,6 +116,13 @@ class GgufSource(Source):
             if sum(int(part.n_elements) for part in parts) != expected[key].numel():
                 got = ", ".join(f"{part.name} {[int(n) for n in reversed(part.shape)]}" for part in parts)
                 raise Refused(f"{self.path}: {got}: allowed: {key} {list(self._shapes[key])} by its metadata")
+
+    def stated(self) -> dict[str, Any]:
+        found = {ours: self._field(f"general.{theirs}") for ours, theirs in _STATED.items()}
+        url = self._field("general.base_model.0.repo_url") if self._field("general.base_model.count") == 1 else None
+        if match := _REPOSITORY.fullmatch(str(url)):
+            found["base_model"] = match[1]
+        return {key: value for key, value in found.items() if value}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes

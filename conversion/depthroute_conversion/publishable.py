@@ -16,7 +16,7 @@ from depthroute.errors import Refused
 from .keys import KeyRules, listed, plan_keys
 from .record import CARD, Facts, read_mapping
 from .routing import meta_model
-from .weights import PICKLES, read_headers
+from .weights import INDEX, PICKLES, read_headers
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,14 @@ def check_whole(folder: Path, facts: Facts) -> None:
             raise Refused(
                 f"{folder / 'config.json'}: auto_map: names {name}, which is missing; allowed: a whole folder"
             )
+
+
+def needed_files(folder: Path) -> set[str]:
+    """Those of a folder's files without which the others are no model: its weights, its configuration, its code, and the card."""
+    weights = {item.file.name for item in read_headers(folder).values()}
+    index = {INDEX} if (folder / INDEX).is_file() else set()
+    code = {path.name for path in folder.glob("*.py") if (Path(modeling.__path__[0]) / path.name).is_file()}
+    return {"config.json", *weights, *index, *code, *({CARD} if (folder / CARD).is_file() else ())}
 
 
 def _code_files(folder: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ from depthroute.files import HUB_ERRORS
 
 from .card import card_problems, current_card, refresh_card
 from .keys import listed
-from .publishable import check_whole, files_of, paths_in, secrets_in, unfit_files
+from .publishable import check_whole, files_of, needed_files, paths_in, secrets_in, unfit_files
 from .record import CARD, Facts, read_facts
 
 
@@ -135,6 +135,7 @@ def push(
     check_whole(path, facts)
     check_verified(path, facts, how.allow_unverified)
     names = files_of(path, how.exclude)
+    check_kept(path, how.exclude, names)
     check_fit(path, names)
     if not dry_run:
         refresh_card(path, results)
@@ -169,6 +170,18 @@ def check_verified(folder: Path, facts: Facts, allow_unverified: bool) -> None:
         raise Refused(f"{folder}: got no verification, allowed: {allowed}")
     if failure := facts.verification.get("failure"):
         raise Refused(f"{folder}: its verification failed: {failure}; allowed: {allowed}")
+
+
+def check_kept(folder: Path, exclude: Sequence[str], names: Sequence[str]) -> None:
+    """
+    Raises:
+        Refused: files are to stay here without which the rest is no model.
+    """
+    if lacking := sorted(needed_files(folder) - set(names)):
+        raise Refused(
+            f"exclude: got {', '.join(map(repr, exclude))}, which leaves out {listed(lacking)}; allowed: files that loading the "
+            "model does not need"
+        )
 
 
 def check_fit(folder: Path, names: Sequence[str]) -> None:

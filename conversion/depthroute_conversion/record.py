@@ -25,6 +25,7 @@ from .source import Source
 
 
 RECORD, RUN, EVALUATIONS = "depthroute_conversion.json", "depthroute_run.json", "depthroute_evaluations.json"
+MADE_OF = (RECORD, RUN, EVALUATIONS)
 CARD = "README.md"
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """What a source's card says that holds for its conversion."""
@@ -76,13 +77,20 @@ def read_facts(folder: Path, name: str | None = None) -> Facts:
         Refused: no DepthRoute model folder, or a file in it that no command wrote.
     """
     config = read_converted_config(folder)
-    run = read_mapping(folder / RUN)
-    evaluations = read_mapping(folder / EVALUATIONS)
+    record, run, evaluations = (read_mapping(folder / file) for file in MADE_OF)
+    parts = {
+        RECORD: [record.get("hub", {}), record.get("conversion", {}), record.get("verification") or {}],
+        RUN: run.get("earlier_runs", []),
+        EVALUATIONS: evaluations.get("rows", []),
+    }
+    for file, values in parts.items():
+        if not (isinstance(values, list) and all(isinstance(value, dict) for value in values)):
+            raise Refused(f"{folder / file}: got no JSON objects in it, allowed: as a command wrote it")
     return Facts(
         name=name or folder.resolve().name,
         config=config,
         architecture=(config.architectures or ["DepthRouteForCausalLM"])[0],
-        record=read_mapping(folder / RECORD),
+        record=record,
         runs=[*run.get("earlier_runs", []), run] if run else [],
         evaluations=evaluations.get("rows", []),
         sentence_transformers=(folder / "modules.json").is_file(),
@@ -127,10 +135,10 @@ def write_record(folder: Path, source: Source, command: str, report: ConversionR
 def hub_facts(source: Source) -> dict[str, Any]:
     """Base model, licence and languages of what is converted.
 
-    The base model is the source itself where that is on the hub; of another folder, what its card says.
+    The base model is the source itself where that is on the hub; otherwise what its weights or its card say.
     """
     folder = source.path if source.path.is_dir() else source.path.parent
-    carried = source_card_metadata(folder)
+    carried = {**source_card_metadata(folder), **source.stated()}
     facts = {key: carried[key] for key in CARRIED if key in carried}
     if "language" in facts:
         facts["language"] = languages(facts["language"])

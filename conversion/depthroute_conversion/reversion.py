@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthroute import __version__
-from depthroute.errors import Refused
+from depthroute import DepthRouteConfig, __version__
+from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import read_backbone_config
 
 from .architectures import ARCHITECTURES, Architecture
 from .folder import check_apart, check_output
 from .hashes import source_fingerprint
-from .keys import listed
+from .keys import listed, plan_keys
 from .probes import max_difference, probe_ids, standard_deviation
 from .progress import Progress, steps
 from .represet import moved_routing, our_architecture
@@ -28,9 +28,16 @@ from .routing import meta_model, promises_equality, read_converted_config
 from .source import FolderSource
 from .unfinished import UnfinishedFolder, unfinished_folder
 from .verification import fits, source_outputs
-from .way_back import Origin, WayBack, read_way_back, sha256_of
+from .way_back import ENTRY, WAY_BACK, Origin, WayBack, read_way_back, sha256_of
 from .weights import INDEX, read_headers
 from .writing import METADATA, PlannedTensor, plan_shards, write_shard
+
+
+_NO_FUNCTION = {
+    "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "output_router_logits",
+    "pad_token_id", "router_aux_loss_coef", "transformers_version", "use_cache",
+}  # fmt: skip
+"""Entries of a backbone's configuration that say nothing about what its weights compute."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +170,15 @@ def revert(
             raise Refused(
                 f"{path}: not the source's bytes: {'; '.join(differs)}; allowed: --as-is, the weights as they are now"
             )
+        entries = {"architectures": [way_back.origin.architecture], **way_back.origin.config}
+        if differs:
+            entries, changed = _present_config(source, stock, entries, files)
+            differs = [*differs, *changed]
         with unfinished_folder(target, request, overwrite) as work:
             step("writing the weights", size)
             _write(work, source, way_back, files, step)
-            _write_config(work.files, way_back.origin, source, as_is=bool(differs))
+            text = json.dumps(entries, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+            (work.files / "config.json").write_text(text, encoding="utf-8")
             step("keeping the tokenizer")
             kept = source.copy_side_files(work.files).kept
             loss = _measure(source, work.files, stock, step) if lossy else None
@@ -203,7 +215,7 @@ def _plan(source: FolderSource, way_back: WayBack, routing: Collection[str]) -> 
     """The files of the source, where they are known; or every tensor that is not the routing's under its own name.
 
     Raises:
-        Refused: a tensor of the source is not in the folder.
+        Refused: a tensor of the source is not in the folder, or another one is.
     """
     stored = {key: PlannedTensor(item.shape, item.dtype) for key, item in source.stored.items() if key not in routing}
     if way_back.differs:
@@ -212,9 +224,15 @@ def _plan(source: FolderSource, way_back: WayBack, routing: Collection[str]) -> 
             _PlannedFile(name, dict(METADATA), {key: key for key in keys}, {key: stored[key] for key in keys})
             for name, keys in shards.files.items()
         ]
-    if lacking := sorted({tensor.ours for tensor in way_back.tensors.values()} - set(stored)):
+    known = {tensor.ours for tensor in way_back.tensors.values()}
+    if lacking := sorted(known - set(stored)):
         raise Refused(
             f"{source.path}: {len(lacking)} tensors of its source are missing: {listed(lacking)}; allowed: all"
+        )
+    if foreign := sorted(set(stored) - known):
+        raise Refused(
+            f"{source.path}: {len(foreign)} tensors are none of its source's, as {WAY_BACK} has them: {listed(foreign)}; "
+            "allowed: those alone"
         )
     ours = {key: tensor.ours for key, tensor in way_back.tensors.items()}
     return [
@@ -261,16 +279,45 @@ def _stock_architecture(folder: Path, origin: Origin) -> Architecture:
     return ARCHITECTURES[origin.architecture]
 
 
-def _write_config(work: Path, origin: Origin, source: FolderSource, as_is: bool) -> None:
-    entries = dict(origin.config)
-    if as_is:
-        # what held for bytes that are gone
-        for name in ("quantization_config", "torch_dtype", "dtype"):
-            entries.pop(name, None)
-        entries["dtype"] = str(source.dtype()).removeprefix("torch.")
-    entries.setdefault("architectures", [origin.architecture])
-    text = json.dumps(entries, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    (work / "config.json").write_text(text, encoding="utf-8")
+def _present_config(
+    source: FolderSource, stock: Architecture, entries: dict[str, Any], files: list[_PlannedFile]
+) -> tuple[dict[str, Any], list[str]]:
+    """The stock configuration of weights that are no longer the source's, and what in it is no longer the source's either: a
+    vocabulary that has grown, other positions.
+
+    Raises:
+        Refused: the stock class has no place for what the model is now.
+    """
+    where = source.path / "config.json"
+    # what held for bytes that are gone
+    entries = {key: value for key, value in entries.items() if key not in ("quantization_config", "torch_dtype")}
+    entries["dtype"] = str(source.dtype()).removeprefix("torch.")
+    now = _backbone(source.config, where)
+    then = _backbone(stock.stock.config_class.from_dict(entries), where)
+    changed = [name for name in now if name not in _NO_FUNCTION and now[name] != then.get(name)]
+    entries |= {name: now[name] for name in changed}
+    if "rope_parameters" in changed:  # the old spelling of the same
+        entries = {key: value for key, value in entries.items() if key not in ("rope_scaling", "rope_theta")}
+    config = stock.stock.config_class.from_dict(entries)
+    then = _backbone(config, where)
+    if lost := [name for name in changed if now[name] != then.get(name)]:
+        raise Refused(
+            f"{where}: {lost[0]}: got {now[lost[0]]!r}, which {stock.name} has no place for; allowed: {then.get(lost[0])!r}"
+        )
+    with torch.device("meta"):
+        expected = {key: tuple(tensor.shape) for key, tensor in stock.stock(config).state_dict().items()}
+    shapes = {key: tensor.shape for file in files for key, tensor in file.tensors.items()}
+    plan_keys(str(source.path), shapes, expected, [], stock.rules(shapes), bool(config.tie_word_embeddings))
+    return entries, [f"configuration: {name} = {now[name]!r}" for name in changed]
+
+
+def _backbone(config: Any, where: Path) -> dict[str, Any]:
+    """Everything about a backbone, in the same words whichever it is."""
+    try:
+        values: dict[str, Any] = DepthRouteConfig.from_preset("standard", base=config).to_dict()
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise Refused(f"{where}: {one_line(error)}") from error
+    return {name: value for name, value in values.items() if name != ENTRY}
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from depthroute import DepthRouteConfig
 from depthroute.errors import Refused, one_line
-from depthroute.modeling.configuration_depthroute import backbone_fields, family_fields
+from depthroute.modeling.configuration_depthroute import HOSTING_FIELDS, backbone_fields, family_fields
 
 from .source import Source
 
@@ -25,8 +25,9 @@ model of another function is off by about 1."""
 ROUNDING_GAP = 1e-3
 """The same function computed in another order of additions, in float32, in the same unit."""
 
-_NO_FUNCTION = {"depth_backend", "qk_norm", "depth_anchored"}
-"""Fields of the family that say nothing about what the routing computes, but for `depth_anchored`, which is looked at apart."""
+_NO_FUNCTION = {"depth_backend", "depth_anchored", *HOSTING_FIELDS}
+"""Fields of the family that say nothing about what the routing computes, but for `depth_anchored`, which is looked at apart. Those
+that host a backbone decide about its keys, which are compared."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,10 @@ class Source(ABC):
 
     def files(self) -> dict[str, Path]:
         """The file of every tensor; empty where they are not stored one by one."""
+        return {}
+
+    def stated(self) -> dict[str, Any]:
+        """What the weights themselves say for the head of a card, over what a card beside them says: licence, languages."""
         return {}
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:

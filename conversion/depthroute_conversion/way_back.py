@@ -175,7 +175,7 @@ def read_way_back(folder: Path, config: Any) -> WayBack:
         if path.is_file():
             return _parsed(json.loads(path.read_text(encoding="utf-8")))
         if isinstance(entry := getattr(config, ENTRY, None), dict):
-            return WayBack(Origin(**entry), [f"{WAY_BACK} is missing, the model was saved anew since"])
+            return WayBack(_origin(entry), [f"{WAY_BACK} is missing, the model was saved anew since"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"{path}: {type(error).__name__}, allowed: as `depthroute convert` wrote it") from error
     raise Refused(
@@ -200,14 +200,29 @@ def _index_metadata(folder: Path) -> dict[str, Any] | None:
 def _parsed(entries: dict[str, Any]) -> WayBack:
     if entries["format"] != _FORMAT:
         raise ValueError(f"format {entries['format']}")
+    tensors = {key: KeptTensor(**value) for key, value in entries["tensors"].items()}
+    files = {_name(name): KeptFile(**value) for name, value in entries["files"].items()}
+    index = entries["index"]
+    if sorted(key for file in files.values() for key in file.keys) != sorted(tensors):
+        raise ValueError("its files do not have every tensor once")
+    if not (index is None or isinstance(index, dict)):
+        raise TypeError("its index is no object")
     return WayBack(
-        Origin(**entries["origin"]),
-        list(entries["differs"]),
-        {key: KeptTensor(**value) for key, value in entries["tensors"].items()},
-        {_name(name): KeptFile(**value) for name, value in entries["files"].items()},
-        entries["index"],
-        list(entries["left_out"]),
+        _origin(entries["origin"]), _texts(entries["differs"]), tensors, files, index, _texts(entries["left_out"])
     )
+
+
+def _origin(entries: dict[str, Any]) -> Origin:
+    origin = Origin(**entries)
+    if not (isinstance(origin.architecture, str) and isinstance(origin.config, dict)):
+        raise TypeError("no architecture, or no configuration")
+    return origin
+
+
+def _texts(values: list[Any]) -> list[str]:
+    if not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
+        raise TypeError("no list of texts")
+    return values
 
 
 def _name(name: str) -> str:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A .gguf file as source: dequantized by transformers, converted to a plain model, tokenizer and chat template with it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, revert, verify
 from depthroute.errors import Refused
+from depthroute_conversion.record import metadata_of
 from depthroute_conversion.source import open_source
 
 
@@ -215,3 +217,28 @@ def test_there_is_no_way_back_to_a_gguf_file(source, tmp_path):
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert type(back) is type(stock) and getattr(back.config, "quantization_config", None) is None
     assert all(torch.equal(value, back.state_dict()[key]) for key, value in stock.state_dict().items())
+
+
+def test_licence_languages_and_base_model_are_those_of_the_file(tmp_path):
+    def about(writer) -> None:
+        writer.add_license("apache-2.0")
+        writer.add_languages(["en", "de"])
+        writer.add_base_model_count(1)
+        writer.add_base_model_repo_url(0, "https://huggingface.co/some-org/some-model")
+
+    # a folder of downloads: the card in it is another model's
+    (tmp_path / "README.md").write_text("---\nlicense: mit\nbase_model: some-org/another\n---\n")
+    convert(write_gguf(tmp_path / "tiny.gguf", add=about), tmp_path / "out", verify=False)
+    metadata = metadata_of((tmp_path / "out" / "README.md").read_text())
+    assert metadata["license"] == "apache-2.0" and metadata["language"] == ["en", "de"]
+    assert metadata["base_model"] == "some-org/some-model"
+
+
+def test_what_the_file_does_not_say_is_said_by_the_card_beside_it(source, tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    shutil.copy(source, folder)
+    (folder / "README.md").write_text("---\nlicense: mit\nbase_model: some-org/some-model\n---\n")
+    convert(folder / source.name, tmp_path / "out", verify=False)
+    metadata = metadata_of((tmp_path / "out" / "README.md").read_text())
+    assert metadata["license"] == "mit" and metadata["base_model"] == "some-org/some-model"

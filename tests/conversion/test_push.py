@@ -312,6 +312,13 @@ def test_a_path_that_exists_here_is_one_of_this_machine(folder, tmp_path, no_hub
     push(folder, "me/my-delta", dry_run=True)
 
 
+@pytest.mark.parametrize("pattern", ["*.safetensors", "config.json", "README.md", "*_base.py"])
+def test_what_makes_the_model_cannot_be_excluded(pattern, folder, no_hub, run_cli):
+    code, _, err = run_cli("push", folder, "me/my-delta", "--dry-run", "--exclude", pattern)
+    assert code == 2 and f"exclude: got {pattern!r}, which leaves out " in err
+    assert err.count("\n") == 1
+
+
 def test_patterns_of_exclude_have_to_mean_something(folder, no_hub):
     with pytest.raises(Refused, match="exclude: got '\\*.onnx', which no file matches"):
         push(folder, "me/my-delta", PushOptions(exclude=["*.onnx"]), dry_run=True)

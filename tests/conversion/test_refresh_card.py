@@ -20,7 +20,7 @@ from depthroute.files import write_json
 from depthroute_conversion import PushOptions
 from depthroute_conversion.card import card_text, renewed
 from depthroute_conversion.card_metadata import card_metadata, problems
-from depthroute_conversion.record import Facts
+from depthroute_conversion.record import EVALUATIONS, RECORD, RUN, Facts
 
 
 def chapter(folder: Path, title: str) -> str:
@@ -215,6 +215,60 @@ def test_verifications_of_other_folders_and_other_files_are_refused(folder, tmp_
         refresh_card(folder, verification=tmp_path / "other.json")
     with pytest.raises(Refused, match="got no verification"):
         refresh_card(folder, verification=results_file(tmp_path / "results.json", str(folder)))
+
+
+def evaluation(folder: Path, **changed) -> dict:
+    return {
+        "results": {"task": {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": "task"}},
+        "config": {"model": "hf", "model_args": {"pretrained": str(folder)}},
+        "configs": {"task": {"dataset_path": "owner/data"}},
+        "n-samples": {"task": {"effective": 3}},
+        "n-shot": {"task": 0},
+        "higher_is_better": {"task": {"acc": True}},
+        **changed,
+    }
+
+
+@pytest.mark.parametrize("changed", [
+    {"configs": {"task": "x"}}, {"results": {"task": [1]}}, {"n-samples": None}, {"n-samples": {"task": 3}}, {"n-shot": None},
+    {"higher_is_better": {"task": None}}, {"higher_is_better": {"task": {"acc": [1]}}}, {"date": "2024-01-01"},
+    {"date": 1e30}, {"configs": {"task": {"dataset_path": 3}}},
+])  # fmt: skip
+def test_results_of_another_form_are_refused_in_one_line(changed, folder, tmp_path):
+    (tmp_path / "file.json").write_text(json.dumps(evaluation(folder, **changed)))
+    with pytest.raises(Refused, match="file.json: .*; allowed: a file that `depthroute eval --json` wrote"):
+        refresh_card(folder, [tmp_path / "file.json"])
+    assert not (folder / EVALUATIONS).exists()
+
+
+def test_a_figure_that_is_no_number_is_said_to_be_none(folder, tmp_path):
+    results = {"task": {"acc,none": float("nan"), "acc_stderr,none": float("nan"), "f1,none": 0.25}}
+    (tmp_path / "file.json").write_text(json.dumps(evaluation(folder, results=results)))
+    refresh_card(folder, [tmp_path / "file.json"])
+    assert "acc ↑ | not finite | – |" in chapter(folder, "Evaluation")
+    index = ModelCard((folder / "README.md").read_text()).data.eval_results
+    assert [row.metric_type for row in index] == ["f1"]
+
+
+@pytest.mark.parametrize("rows", [5, [5], ["ab"], [["only one"]]])
+def test_a_verification_of_another_form_leaves_the_folder_as_it_is(rows, folder, tmp_path):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    values = {"rows": rows, "converted": folder.name, "failure": None, "trained_routing": []}
+    (tmp_path / "file.json").write_text(json.dumps(values))
+    with pytest.raises(Refused, match="file.json: rows: got .*, allowed: a list of labels and values"):
+        refresh_card(folder, verification=tmp_path / "file.json")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name, values", [
+    (RECORD, {"hub": []}), (RECORD, {"conversion": {"rows": 3}}), (RECORD, {"verification": [1]}),
+    (RUN, {"data": []}), (RUN, {"log": [3]}), (RUN, {"parameters": {"total": 1}}), (RUN, {"command": "a 'b"}),
+    (RUN, {"earlier_runs": 3}), (EVALUATIONS, {"rows": [{}]}), (EVALUATIONS, {"rows": [3]}),
+])  # fmt: skip
+def test_a_damaged_file_beside_the_card_is_refused_in_one_line(name, values, folder, run_cli):
+    (folder / name).write_text(json.dumps(values))
+    code, _, err = run_cli("card", folder)
+    assert code == 2 and err.count("\n") == 1 and folder.name in err and name in err
 
 
 def test_what_was_written_by_hand_stays_and_the_figures_are_renewed(folder, tmp_path):

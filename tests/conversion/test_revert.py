@@ -161,6 +161,58 @@ def test_a_folder_that_a_trainer_saved_still_knows_what_it_was(converted, origin
     AutoModelForCausalLM.from_pretrained(tmp_path / "back")
 
 
+def saved_anew(folder: Path, out: Path, change) -> Path:
+    """A conversion as a trainer leaves it, changed."""
+    model = DepthRouteForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        change(model)
+    model.save_pretrained(out)
+    return out
+
+
+@pytest.mark.parametrize("routing", [False, True])
+def test_a_vocabulary_that_has_grown_comes_along(routing, converted, tmp_path):
+    def grow(model) -> None:
+        model.resize_token_embeddings(120, mean_resizing=False)
+        if routing:
+            model.model.layers[3].mlp_read.query.normal_()
+
+    folder = saved_anew(converted("qwen3"), tmp_path / "trained", grow)
+    report = revert(folder, tmp_path / "back", as_is=True, drop_routing=routing)
+    assert "configuration: vocab_size = 120" in report.differs
+    assert (report.loss is not None) == routing
+    ids = torch.arange(97, 120)[None]
+    back, ours = AutoModelForCausalLM.from_pretrained(tmp_path / "back"), DepthRouteForCausalLM.from_pretrained(folder)
+    assert torch.equal(back(ids).logits, ours(ids).logits) != routing
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-bf16", "tied"])
+def test_other_positions_come_along(name, originals, converted, copy_of, tmp_path):
+    def stretch(model) -> None:
+        model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 77.0, "factor": 4.0}
+
+    source = copy_of(name)
+    rope = json.loads((source / "config.json").read_text())["rope_parameters"]
+    edit_json(source / "config.json", rope_parameters=None, rope_scaling=None, rope_theta=rope["rope_theta"])
+    convert(source, tmp_path / "out", verify=False)
+    folder = saved_anew(tmp_path / "out", tmp_path / "trained", stretch)
+    report = revert(folder, tmp_path / "back", as_is=True)
+    assert any(line.startswith("configuration: rope_parameters = ") for line in report.differs)
+    assert not {"rope_theta", "rope_scaling"} & set(json.loads((tmp_path / "back" / "config.json").read_text()))
+    ids = torch.arange(40)[None]
+    back, ours = AutoModelForCausalLM.from_pretrained(tmp_path / "back"), DepthRouteForCausalLM.from_pretrained(folder)
+    assert torch.equal(back(ids).logits, ours(ids).logits)
+
+
+def test_what_the_stock_class_cannot_be_is_refused(converted, tmp_path):
+    folder = Path(shutil.copytree(converted("llama-bf16"), tmp_path / "trained"))
+    (folder / WAY_BACK).unlink()
+    edit_json(folder / "config.json", use_sliding_window=True, sliding_window=8, layer_types=None, max_window_layers=0)
+    with pytest.raises(Refused, match="which LlamaForCausalLM has no place for"):
+        revert(folder, tmp_path / "back", as_is=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["trained"]
+
+
 # -- what has no way back ---------------------------------------------------------------------------------------------
 
 
@@ -202,4 +254,40 @@ def test_a_record_cannot_reach_outside(name, converted, tmp_path):
     entries["files"] = {name: entries["files"]["model.safetensors"]}
     (folder / WAY_BACK).write_text(json.dumps(entries))
     with pytest.raises(Refused, match=f"{WAY_BACK}: ValueError"):
+        revert(folder, tmp_path / "back")
+
+
+FILE = "model.safetensors"
+
+
+@pytest.mark.parametrize("damage", [
+    lambda e: e["files"][FILE]["keys"].pop(),
+    lambda e: e["files"][FILE]["keys"].append(e["files"][FILE]["keys"][0]),
+    lambda e: e["files"][FILE]["keys"].append("x"),
+    lambda e: e["files"][FILE].update(keys=5),
+    lambda e: e["tensors"].popitem(),
+    lambda e: e.update(files={}),
+    lambda e: e.update(index=[]),
+    lambda e: e.update(differs=[1]),
+    lambda e: e["origin"].update(config="abc"),
+    lambda e: e["origin"].update(architecture=["Qwen3ForCausalLM"]),
+    lambda e: e.clear(),
+])  # fmt: skip
+def test_a_damaged_record_is_refused_in_one_line(damage, converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "edited"))
+    entries = json.loads((folder / WAY_BACK).read_text())
+    damage(entries)
+    (folder / WAY_BACK).write_text(json.dumps(entries))
+    with pytest.raises(Refused, match=f"{WAY_BACK}: .*, allowed: as `depthroute convert` wrote it"):
+        revert(folder, tmp_path / "back")
+    assert [path.name for path in tmp_path.iterdir()] == ["edited"]
+
+
+def test_a_record_without_a_tensor_does_not_pass_for_whole(converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "edited"))
+    entries = json.loads((folder / WAY_BACK).read_text())
+    entries["tensors"].pop("model.norm.weight")
+    entries["files"][FILE]["keys"].remove("model.norm.weight")
+    (folder / WAY_BACK).write_text(json.dumps(entries))
+    with pytest.raises(Refused, match=f"1 tensors are none of its source's, as {WAY_BACK} has them: model.norm.weight"):
         revert(folder, tmp_path / "back")
