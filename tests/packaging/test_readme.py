@@ -71,13 +71,14 @@ def test_every_snippet_runs(workplace, monkeypatch):
             ran.append(shlex.split(command)[:2][-1] if command.startswith("depthroute") else command.split()[0])
             if command.startswith("depthroute verify"):
                 assert "bitwise" in output
-    assert ran == ["convert", "verify", "python", "train", "python", "python", "eval", "lm_eval", "inspect", "python"]
+    assert ran == ["convert", "verify", "python", "train", "python", "python", "eval", "lm_eval", "inspect", "eval", "python", "python"]
     # what the snippets leave behind
     assert names["output"].routing.keys() == {
         f"model.layers.{i}.{branch}" for i in range(1, 8) for branch in ("attn_read", "mlp_read")
     }
     reads = [name for name, _ in names["adapted"].named_parameters() if "read" in name and "modules_to_save" in name]
     assert len(reads) == 2 * 14
+    assert names["perplexity"]["mean_perplexity"] > 1 and "depthroute_choice" in names["scores"]["results"]
     assert names["config"].preset_name == "attnres-block" and names["model"].config is names["config"]
     assert (workplace / "routing" / "routing_heatmap.png").stat().st_size > 1000
     assert (workplace / "my-tuned" / "config.json").is_file()
