@@ -77,10 +77,11 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args):
         print(help_text())
         return
-    if {"--print-engine", "--print_engine"} & {*context.args[:1]}:
+    option, _, name = "".join(context.args[:1]).partition("=")
+    if option in ("--print-engine", "--print_engine"):
         from .training.engines import engine_file
 
-        print(engine_file("".join(context.args[1:2])))
+        print(engine_file(name or "".join(context.args[1:2])))
         return
     if {"--list-recipes", "--list_recipes"} & set(context.args):
         table = Table("recipe", "what it is")

@@ -117,6 +117,10 @@ def test_bad_input_is_refused(metric, model):
         ({"max_length": 257}, "max_length: got 257, allowed: 1 to 256"),
         ({"add_start_token": False}, "predictions: text 1 has no token to predict"),
         ({"tokenizer": None}, "tokenizer: got None"),
+        ({"dtype": "float33"}, "dtype: got 'float33', allowed: auto, float32"),
+        ({"predictions": []}, "predictions: got none, allowed: at least one text"),
     ):
         with pytest.raises(ValueError, match=message):
-            metric.compute(predictions=TEXTS, model=model, **{"tokenizer": character_tokenizer(), **options})
+            metric.compute(
+                **{"predictions": TEXTS, "model": model, "tokenizer": character_tokenizer(), **options},
+            )

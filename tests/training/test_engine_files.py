@@ -113,6 +113,8 @@ def test_reads_get_their_values_after_they_were_made(preset):
 def test_the_command_prints_where_a_file_is(monkeypatch, capsys):
     code, out, _ = run_command(monkeypatch, capsys, "train", "--print-engine", "fsdp2")
     assert (code, out.strip()) == (0, str(engine_file("fsdp2")))
+    code, out, _ = run_command(monkeypatch, capsys, "train", "--print_engine=zero3")
+    assert (code, out.strip()) == (0, str(engine_file("zero3")))
     code, _, err = run_command(monkeypatch, capsys, "train", "--print-engine", "fsdp")
     assert code == 2 and "print_engine: got 'fsdp', allowed: ddp, fsdp2, zero3" in err
     with pytest.raises(Refused, match="nearest: zero3"):

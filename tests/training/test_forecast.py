@@ -113,11 +113,39 @@ def test_memory_of_other_models(stock, tmp_path):
     assert expected.memory == {} and expected.lines()["memory per process"] == "not estimated: another family"
 
 
+@pytest.mark.parametrize(("variable", "engine"), [("FSDP", "fsdp"), ("DEEPSPEED", "zero3")])
+def test_what_accelerate_divides_is_not_tried_whole(variable, engine, graft, tmp_path, monkeypatch):
+    """`accelerate launch` tells engine and precision by environment variables alone. A model that needs all devices would not fit
+    one of them in a warm-up."""
+    model, training = graft("delta-block"), arguments(tmp_path, max_steps=1)
+    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setattr(type(model), "forward", None)
+    expected = forecast(model, training, None, 16)
+    assert expected.seconds is None and "divided among processes" in expected.not_measured
+    known = training_memory(model.config, batch_size=8, sequence_length=16, engine=engine, precision="mixed")
+    assert expected.memory == {**known._asdict(), "total": known.total}
+
+
+def test_the_warm_up_has_the_precision_that_accelerate_was_told(graft, tmp_path, monkeypatch):
+    model, found = graft("delta-block"), []
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *parts: found.append(parts[2].dtype))
+    for told, dtype in (("no", torch.float32), ("bf16", torch.bfloat16)):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+        measured_step(model, arguments(tmp_path), 16)
+        assert found.pop() == dtype
+
+
+def test_small_memory_is_in_small_units(graft, tmp_path):
+    expected = forecast(graft("delta-block"), arguments(tmp_path, max_steps=1), None, 16)
+    total = expected.memory["total"] / 2**20
+    assert total > 0.01 and expected.lines()["memory per process"].startswith(f"about {total:.2f} MiB (parameters ")
+
+
 def test_a_forecast_alone_makes_and_writes_nothing(monkeypatch, capsys, tmp_path):
     """Of a model of 7B, which would not fit here."""
-    (tmp_path / "t.txt").write_text("some text")
-    options = ["--tokenizer", "characters", "--train_files", "t.txt", "--stream", "true"]
-    options += ["--use_cpu", "--forecast_only", "--output_dir", "out", "--preset", "dar-full", "--eval_strategy", "no"]
+    # as the recipe is: neither its data nor its tokenizer are here, nor needed
+    options = ["--use_cpu", "--bf16", "false", "--forecast_only", "--output_dir", "out", "--preset", "dar-full"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["depthroute", "train", "dar-7b-moe", *options])

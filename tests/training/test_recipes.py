@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from depthroute import PRESETS, cli, convert
 from depthroute.errors import Refused
-from depthroute.training import parse_arguments
+from depthroute.training import DepthRouteTrainer, parse_arguments
 from depthroute.training.characters import character_tokenizer
 from depthroute.training.recipes import RECIPE_FOLDER, list_recipes, read_recipe, recipe_names
 from depthroute.training.run import train
@@ -241,7 +241,26 @@ def test_two_processes_train_on_the_same_steps_as_one(small_run, tmp_path):
     assert losses(halves) == pytest.approx(losses(whole), rel=1e-4)
 
 
-def test_presets_are_compared_on_the_same_batches_and_base_weights(small_run, tmp_path):
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_presets_are_compared_on_the_same_batches(stream, small_run, tmp_path, monkeypatch):
+    seen: list[torch.Tensor] = []
+    step = DepthRouteTrainer.training_step
+    monkeypatch.setattr(
+        DepthRouteTrainer,
+        "training_step",
+        lambda self, *given: seen.append(given[1]["input_ids"]) or step(self, *given),
+    )
+    batches = {}
+    for preset in ("wav", "standard"):
+        options = ["--stream", stream, "--preset", preset, "--max_steps", "2", "--save_strategy", "no"]
+        train([small_run, *options, "--eval_tokens", "128", "--output_dir", str(tmp_path / preset)])
+        batches[preset] = torch.stack(seen)
+        seen.clear()
+    assert len(batches["wav"]) == len(batches["wav"].unique(dim=0)) == 4
+    assert torch.equal(batches["standard"], batches["wav"])
+
+
+def test_presets_are_compared_on_the_same_base_weights(small_run, tmp_path):
     found = {}
     for preset in ("wav", "attnres-block", "standard"):
         run, training = parse_arguments([small_run, "--preset", preset, "--output_dir", str(tmp_path / preset)])

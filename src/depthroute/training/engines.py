@@ -1,8 +1,13 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Ready-made configurations of the engines that train on several devices: accelerate's as YAML, DeepSpeed's as JSON."""
+"""The engines that train on several devices: ready-made configurations (accelerate's as YAML, DeepSpeed's as JSON), and which
+one a run has."""
 
+import os
 from pathlib import Path
+
+import torch
+from transformers import TrainingArguments
 
 from ..errors import Refused
 from ..modeling.configuration_depthroute import nearest_names
@@ -27,3 +32,23 @@ def engine_file(name: str) -> Path:
     if name not in files:
         raise Refused(f"print_engine: got {name!r}, allowed: {', '.join(files)}; nearest: {nearest_names(name, files)}")
     return files[name]
+
+
+def engine_of(training: TrainingArguments) -> str:
+    """The engine of a run, as `memory.ENGINES` has it. The arguments say so, or `accelerate launch`, by environment variables."""
+    if training.deepspeed or _launched_with("ACCELERATE_USE_DEEPSPEED"):
+        return "zero3"
+    if training.fsdp or _launched_with("ACCELERATE_USE_FSDP"):
+        return "fsdp"
+    return "ddp" if training.world_size > 1 else "single"
+
+
+def low_precision_of(training: TrainingArguments) -> torch.dtype | None:
+    """The dtype of 16 bits in which a run's products are computed, told likewise; None where they are in that of the weights."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    name = "bf16" if training.bf16 else "fp16" if training.fp16 else launched
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+
+
+def _launched_with(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")

@@ -14,6 +14,7 @@ import torch
 from ..errors import Refused
 from ..modeling.configuration_depthroute import HOSTED_MODEL_TYPES, DepthRouteConfig
 from .arguments import DepthRouteTrainingArguments
+from .engines import engine_of, low_precision_of
 from .memory import training_memory
 from .routing_state import routing_parameters
 
@@ -55,10 +56,9 @@ class Forecast:
 
     def lines(self) -> dict[str, str]:
         """The same as text, for a table."""
-        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items() if name != "total" and size)
-        memory = (
-            f"about {self.memory['total'] / GIB:.2f} GiB ({parts})" if self.memory else "not estimated: another family"
-        )
+        unit, name_of_unit = (GIB, "GiB") if self.memory.get("total", 0) >= GIB / 10 else (2**20, "MiB")
+        parts = ", ".join(f"{name} {size / unit:.2f}" for name, size in self.memory.items() if name != "total" and size)
+        whole = f"about {self.memory.get('total', 0) / unit:.2f} {name_of_unit} ({parts})"
         time_line = f"not estimated: {self.not_measured}"
         if self.seconds is not None and self.step_seconds is not None:
             rate = self.tokens_per_step / self.step_seconds
@@ -68,7 +68,7 @@ class Forecast:
             "steps": f"{self.steps:,} of {self.tokens_per_step:,} tokens",
             "tokens": f"{self.tokens:,}",
             "work": f"{self.flops:.3g} floating-point operations",
-            "memory per process": memory,
+            "memory per process": whole if self.memory else "not estimated: another family",
             "time": time_line,
         }
 
@@ -195,7 +195,7 @@ def measured_step(model: Any, training: DepthRouteTrainingArguments, block_size:
     model.to(device)
     if training.gradient_checkpointing:
         model.gradient_checkpointing_enable(training.gradient_checkpointing_kwargs)
-    low = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
+    low = low_precision_of(training)
     shape = (training.per_device_train_batch_size, block_size)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(device)
@@ -231,7 +231,7 @@ def forecast(model: Any, training: DepthRouteTrainingArguments, blocks: int | No
     reason, step_seconds = "", None
     if any(parameter.is_meta for parameter in model.parameters()):
         reason = "the weights were not made"
-    elif training.fsdp or training.deepspeed:
+    elif engine_of(training) in ("fsdp", "zero3"):
         reason = "the model is divided among processes when training starts"
     else:
         step_seconds = measured_step(model, training, block_size)
@@ -257,12 +257,11 @@ def expected_memory(model: Any, training: DepthRouteTrainingArguments, block_siz
         return {}
     if config.model_type != "depthroute":
         config = DepthRouteConfig.from_preset("standard", base=config)
-    alone = "ddp" if training.world_size > 1 else "single"
-    engine = "zero3" if training.deepspeed else "fsdp" if training.fsdp else alone
+    engine = engine_of(training)
     masters = next(model.parameters()).dtype
     if masters != torch.float32:
         precision = "bfloat16"  # as much as float16
-    elif training.bf16 or training.fp16:
+    elif low_precision_of(training) is not None:
         precision = "autocast" if engine in ("single", "ddp") else "mixed"
     else:
         precision = "float32"

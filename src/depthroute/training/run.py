@@ -25,7 +25,16 @@ from .handing_on import folder_of, hand_on, set_aside_generation
 from .optimizer import ROUTING_GROUP
 from .routing_state import freeze_base, load_routing, routing_parameters, save_routing
 from .sources import block_size_of, check_sources, data_sources, make_blocks, open_documents
-from .starting import CHARACTERS, check_start, load_model, load_tokenizer, new_config, routed_config
+from .starting import (
+    CHARACTERS,
+    check_start,
+    load_model,
+    load_tokenizer,
+    model_config,
+    new_config,
+    routed_config,
+    told_without_tokenizer,
+)
 from .streaming import StreamedBlocks, StreamTrainer
 from .trainer import DepthRouteTrainer
 
@@ -193,18 +202,18 @@ def run_training(
 
 def forecast_run(run: RunArguments, training: DepthRouteTrainingArguments) -> Forecast:
     """What a run would take. Weights stay on the meta device, so that no machine is too small to ask; documents are read
-    only where their number is needed, or their characters.
+    only where their number is needed, or their characters, and no tokenizer is needed where `told_without_tokenizer`.
 
     Raises:
         Refused: as `run_training`.
     """
-    needs_data = not run.stream or run.tokenizer == CHARACTERS
+    needs_tokenizer = not told_without_tokenizer(run)
+    needs_data = not run.stream or (needs_tokenizer and run.tokenizer == CHARACTERS)
     documents = open_documents(run, training) if needs_data else None
+    tokenizer = load_tokenizer(run, documents.texts() if documents else []) if needs_tokenizer else None
     if run.from_scratch:
-        tokenizer = load_tokenizer(run, documents.texts() if documents else [])
-        config = new_config(run, tokenizer)
+        config = new_config(run, tokenizer) if tokenizer is not None else model_config(run, vocab_size=None)
     else:
-        tokenizer = load_tokenizer(run, [])
         config = AutoConfig.from_pretrained(run.model) if run.preset is None else routed_config(run)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, run.dtype))

@@ -44,9 +44,16 @@ def check_start(run: RunArguments) -> None:
         model_config(run, vocab_size=None)
     else:
         check_model(str(run.model))
-    if run.tokenizer and run.tokenizer != CHARACTERS and is_hub_id(run.tokenizer):
+    needed = not (run.forecast_only and told_without_tokenizer(run))
+    if needed and run.tokenizer and run.tokenizer != CHARACTERS and is_hub_id(run.tokenizer):
         download(run.tokenizer, ["tokenizer*", "*.model", "vocab*", "merges.txt", "special_tokens_map.json", "config.json"],
                  field="tokenizer", local="a folder, characters")  # fmt: skip
+
+
+def told_without_tokenizer(run: RunArguments) -> bool:
+    """Whether what a run takes can be told without its tokenizer: the model's fields have the vocabulary's size, and the documents
+    of a stream are not counted."""
+    return run.stream and isinstance(run.from_scratch, dict) and "vocab_size" in run.from_scratch
 
 
 def model_config(run: RunArguments, vocab_size: int | None) -> DepthRouteConfig:

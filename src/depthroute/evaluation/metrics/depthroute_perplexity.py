@@ -65,6 +65,10 @@ class DepthroutePerplexity(evaluate.Metric):
     ) -> dict[str, Any]:
         if batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, allowed: a number ≥ 1")
+        if not len(predictions):
+            raise ValueError("predictions: got none, allowed: at least one text")
+        if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ValueError(f"dtype: got {dtype!r}, allowed: auto, float32, bfloat16, float16")
         model, tokenizer = _loaded(model, tokenizer, device, dtype, trust_remote_code)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if max_length is not None and (max_length < 1 or (longest is not None and max_length > longest)):
