@@ -13,7 +13,8 @@ from conversion_helpers import edit_json, tiny_tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 from depthroute import DepthRouteForCausalLM, convert
-from depthroute.errors import Refused
+from depthroute.errors import CheckFailed, Refused
+from depthroute_conversion import tokenizer
 from depthroute_conversion.side_files import copy_side_files, legal_files
 
 
@@ -310,3 +311,17 @@ def test_a_greedy_default_stays_a_greedy_default(converted):
     first = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6)
     torch.manual_seed(1)
     assert not torch.equal(first, model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=6))
+
+
+def test_a_tokenizer_that_would_differ_is_no_conversion(originals, tmp_path, monkeypatch):
+    def load(folder: Path):
+        found = load_tokenizer(folder)
+        if folder != originals["qwen3"]:
+            found.chat_template = "another"
+        return found
+
+    load_tokenizer = tokenizer._load
+    monkeypatch.setattr(tokenizer, "_load", load)
+    with pytest.raises(CheckFailed, match="tokenizer: chat template would differ once converted"):
+        convert(originals["qwen3"], tmp_path / "out", verify=False)
+    assert list(tmp_path.iterdir()) == []
