@@ -9,7 +9,7 @@ on the card where one of its topics applies (`topics_of`). Words in it that begi
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from depthroute.files import write_json
 
 from .card_metadata import card_metadata, dump, problems
 from .evaluations import merged, read_evaluations, table_rows
+from .hashes import hashes_of_weights
 from .record import (
     CARD,
     EVALUATIONS,
@@ -95,10 +96,12 @@ def topics_of(facts: Facts) -> set[str]:
     return {config.residual_type, by_class, *(topic for topic, holds in topics.items() if holds)}
 
 
-def write_card(folder: Path, source: Source, config: DepthRouteConfig, report: ConversionReport) -> None:
+def write_card(
+    folder: Path, source: Source, config: DepthRouteConfig, report: ConversionReport, weights: Mapping[str, str]
+) -> None:
     """Write `depthroute_conversion.json` and `README.md` into a new folder. They name no path of this machine."""
     name = Path(report.out).name
-    write_record(folder, source, conversion_command(source.label, name, report), report)
+    write_record(folder, source, conversion_command(source.label, name, report), report, weights)
     (folder / CARD).write_text(card_text(read_facts(folder, name)), encoding="utf-8")
 
 
@@ -136,6 +139,7 @@ def refresh_card(
         record["hub"] = {**facts.hub, **told, **({"language": languages(list(language))} if language else {})}
     if verification is not None:
         record["verification"] = read_verification(Path(verification), path)
+        record["weights"] = hashes_of_weights(path)
     rows = facts.evaluations
     for file in results:
         rows = merged(rows, read_evaluations(Path(file), path, record.get("hub", {}).get("base_model")))

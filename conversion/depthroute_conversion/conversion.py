@@ -132,7 +132,7 @@ def convert(
                 _check(report, verification)
                 report = replace(report, verification=verification)
             step("writing the model card")
-            write_card(folder.files, opened, config, report)
+            write_card(folder.files, opened, config, report, folder.hashes)
     return report
 
 

@@ -72,6 +72,11 @@ def hash_file(file: Path, progress: Progress) -> str:
     return digest.hexdigest()
 
 
+def hashes_of_weights(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file of weights in a folder, by name; each is read whole."""
+    return {file.name: hash_file(file, Progress()) for file in weight_files(folder)}
+
+
 def check_hashes(recorded: dict[Path, str], progress: Progress) -> None:
     """Read every file and compare.
 

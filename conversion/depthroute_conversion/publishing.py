@@ -15,6 +15,7 @@ from depthroute.errors import Refused, one_line
 from depthroute.files import HUB_ERRORS
 
 from .card import card_problems, current_card, refresh_card
+from .hashes import hashes_of_weights
 from .keys import listed
 from .publishable import check_whole, files_of, needed_files, paths_in, secrets_in, unfit_files
 from .record import CARD, Facts, read_facts
@@ -161,7 +162,7 @@ def collapsed(excluded: set[str], names: Sequence[str]) -> list[str]:
 def check_verified(folder: Path, facts: Facts, allow_unverified: bool) -> None:
     """
     Raises:
-        Refused: no verification is known, or it failed.
+        Refused: no verification is known, it failed, or weights have changed since with no training on record.
     """
     if allow_unverified:
         return
@@ -170,6 +171,11 @@ def check_verified(folder: Path, facts: Facts, allow_unverified: bool) -> None:
         raise Refused(f"{folder}: got no verification, allowed: {allowed}")
     if failure := facts.verification.get("failure"):
         raise Refused(f"{folder}: its verification failed: {failure}; allowed: {allowed}")
+    if facts.runs:
+        return  # trained since, as its card says
+    recorded, found = facts.record.get("weights", {}), hashes_of_weights(folder)
+    if changed := sorted(name for name in {*recorded, *found} if recorded.get(name) != found.get(name)):
+        raise Refused(f"{folder}: {listed(changed)}: got other weights than were verified, allowed: {allowed}")
 
 
 def check_kept(folder: Path, exclude: Sequence[str], names: Sequence[str]) -> None:

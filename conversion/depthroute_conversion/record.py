@@ -9,6 +9,7 @@ depthroute_evaluations.json   `card --results`: the figures of `eval`'s results,
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,10 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return value
 
 
-def write_record(folder: Path, source: Source, command: str, report: ConversionReport) -> None:
-    """Write `depthroute_conversion.json`. It names no path of this machine."""
+def write_record(
+    folder: Path, source: Source, command: str, report: ConversionReport, weights: Mapping[str, str]
+) -> None:
+    """Write `depthroute_conversion.json`, with the SHA-256 of the files of weights. It names no path of this machine."""
     values = {**report.to_dict(), "out": Path(report.out).name}
     verification = values.pop("verification")
     if report.verification is not None:
@@ -128,6 +131,7 @@ def write_record(folder: Path, source: Source, command: str, report: ConversionR
             "hub": hub_facts(source),
             "conversion": values,
             "verification": verification,
+            "weights": dict(weights),
         },
     )
 

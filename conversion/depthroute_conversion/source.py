@@ -94,9 +94,11 @@ class Source(ABC):
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
         """The source in transformers' own class, cast to `dtype`, ready to compute. The whole of it is in memory."""
         stock = self.architecture.stock
+        # cast one by one: the whole of it in two types would be more memory than was counted with
+        tensors = {key: tensor.to(dtype) for key, tensor in self.tensors()}
         # with no name given, `from_pretrained` only fills the model with these tensors
         model = stock.from_pretrained(
-            None, config=self.config, state_dict=dict(self.tensors()), dtype=dtype, attn_implementation="sdpa"
+            None, config=self.config, state_dict=tensors, dtype=dtype, attn_implementation="sdpa"
         )
         return model.eval()
 

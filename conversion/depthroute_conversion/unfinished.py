@@ -68,6 +68,11 @@ class UnfinishedFolder:
         return {name: value for name, value in hashes.items() if (self.files / name).is_file()}
 
     @property
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of every finished shard, by name."""
+        return dict(self._hashes)
+
+    @property
     def is_worth_keeping(self) -> bool:
         """Whether there is anything to go on from."""
         return bool(self._hashes)

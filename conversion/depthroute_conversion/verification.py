@@ -9,7 +9,7 @@ layer (`layerwise.py`), with the same result.
 
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +65,8 @@ __all__ = [
 ]
 
 VERIFY_STEPS = 3
+SPARE = 10**8
+"""Bytes that a second copy of a model may take."""
 
 
 def verify(
@@ -127,7 +129,7 @@ def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None
     probes = probe_ids(config.vocab_size, config.max_position_embeddings, windows)
 
     if layerwise is None:
-        layerwise = not fits(stored, dtype)
+        layerwise = not fits(stored, dtype, set(source.dtypes().values()))
     of_converted = _layerwise_converted if layerwise else _whole_converted
     expected = source_outputs(source, dtype, probes, step, layerwise)
     got, controlled, perturbed = of_converted(folder, config, architecture, stored, dtype, probes, step)
@@ -151,14 +153,23 @@ def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None
     )
 
 
-def fits(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> bool:
+def fits(stored: Mapping[str, StoredTensor], dtype: torch.dtype, read: Collection[torch.dtype] = ()) -> bool:
     """Whether a whole model is to be in memory at once: it is no more than the largest of the folder's files, which is what a
-    conversion may use, and no more than half of the memory that there is."""
+    conversion may use, and no more than half of the memory that there is. While transformers casts one, it takes up to twice
+    its memory; a copy of `SPARE` bytes is not counted.
+
+    Args:
+        stored: the folder's tensors.
+        dtype: what they are computed in.
+        read: the types that the source's are read in.
+    """
     files: dict[Path, int] = {}
     for item in stored.values():
         files[item.file] = files.get(item.file, 0) + item.size
     size = sum(item.numel for item in stored.values()) * dtype.itemsize
-    return size <= min(max(files.values()), available_memory() // 2)
+    is_cast = any(other != dtype for other in (*read, *(item.dtype for item in stored.values())))
+    needed = 2 * size if is_cast and size > SPARE else size
+    return needed <= min(max(files.values()), available_memory() // 2)
 
 
 def changed_tensors(source: Source, stored: Mapping[str, StoredTensor], progress: Progress) -> list[str]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from conversion_helpers import edit_json
+from conversion_helpers import edit_json, edit_weights
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects
@@ -262,6 +262,14 @@ def test_a_failed_verification_is_refused(folder, no_hub):
     (folder / "depthroute_conversion.json").write_text(json.dumps(record))
     with pytest.raises(Refused, match="its verification failed: number-1: not equal"):
         push(folder, "me/my-delta", dry_run=True)
+
+
+def test_weights_that_changed_since_their_verification_are_refused(folder, no_hub):
+    push(folder, "me/my-delta", dry_run=True)
+    edit_weights(folder, lambda tensors: tensors["model.norm.weight"].zero_())
+    with pytest.raises(Refused, match=r"model\.safetensors: got other weights than were verified"):
+        push(folder, "me/my-delta", dry_run=True)
+    push(folder, "me/my-delta", PushOptions(allow_unverified=True), dry_run=True)
 
 
 # built here, so that this file itself holds nothing that looks like one
