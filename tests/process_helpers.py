@@ -5,10 +5,12 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +40,22 @@ def run_together(worker: Callable[..., Any], folder: Path, processes: int = 2, t
         "MASTER_PORT": "0",
         "OMP_NUM_THREADS": "1",
     }
-    running, outputs = [], [folder / f"output-{rank}" for rank in range(processes)]
-    for rank in range(processes):
-        command = [sys.executable, __file__, str(file), worker.__name__, str(rank), str(folder)]
-        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with outputs[rank].open("w") as output:
-            running.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
-    end = time.monotonic() + timeout
-    try:
-        while any(process.poll() is None for process in running):
-            if any(process.poll() for process in running) or time.monotonic() > end:
-                break  # the others would wait for the one that is gone
-            time.sleep(0.1)
-    finally:
-        codes = [process.poll() for process in running]
-        for process in running:
-            process.kill()
-            process.wait()
-    texts = "\n".join(f"process {rank}:\n{file.read_text()[-3000:]}" for rank, file in enumerate(outputs))
-    assert codes == [0] * processes, f"exit codes {codes}\n{texts}"
+    command = [sys.executable, __file__, str(file), worker.__name__, str(folder)]
+    outputs = [folder / f"output-{rank}" for rank in range(processes)]
+    with (folder / "output").open("w") as output:
+        # a session of its own, with which the processes that it forks are stopped too
+        parent = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            parent.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            code = parent.poll()
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
+    texts = [f"{file.name}:\n{file.read_text()[-3000:]}" for file in (folder / "output", *outputs) if file.is_file()]
+    assert code == 0, f"exit code {code}\n" + "\n".join(texts)
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(processes)]
 
 
@@ -81,24 +80,51 @@ def gradient_gaps(model, reference) -> dict[str, float]:
     return gaps
 
 
-def _main(file: str, name: str, rank: int, folder: str) -> None:
+def _main(file: str, name: str, folder: Path) -> int:
+    """Import once, which takes most of the time, and fork; 0 where all processes ended well, and the others stopped where one did
+    not: they would wait for it."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
-    )
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    result = getattr(module, name)(rank, Path(folder))
-    (Path(folder) / f"result-{rank}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(
-        0
-    )  # past the interpreter's teardown, in which gloo's own threads now and then abort a process that is done
+    running = {_forked(getattr(module, name), rank, folder) for rank in range(int(os.environ["WORLD_SIZE"]))}
+    failed = False
+    while running:
+        process, status = os.wait()
+        running.discard(process)
+        if status and not failed:
+            failed = True
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+    return int(failed)
+
+
+def _forked(worker: Callable[..., Any], rank: int, folder: Path) -> int:
+    """The id of a new process in which `worker` runs as `rank` of the group."""
+    if process := os.fork():
+        return process
+    code = 1
+    try:
+        output = os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+        )
+        result = worker(rank, folder)
+        (folder / f"result-{rank}.json").write_text(json.dumps(result))
+        torch.distributed.barrier()
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # past the interpreter's teardown, in which gloo's own threads now and then abort a process that is done
+        os._exit(code)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    sys.exit(_main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data parallelism on two processes, without a search for unused parameters: every trainable parameter has a gradient."""
 
+import copy
+
 import pytest
 import torch
 from conftest import PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
@@ -73,7 +75,8 @@ def in_parallel(rank, folder):
     """By case and kind: the largest gap to one process with both batches, and how many gradients there are."""
     ids, outcomes = tokens(), {}
     for case, kind in RUNS:
-        alone, model = prepare(case, kind), prepare(case, kind)
+        alone = prepare(case, kind)
+        model = copy.deepcopy(alone)
         sum(loss(alone, batch) / 2 for batch in ids).backward()
         parallel = DistributedDataParallel(model)
         for _ in range(2):  # what was unused in the first pass stops the second

@@ -306,6 +306,12 @@ def test_routers_that_no_optimizer_holds_are_warned_of(graft, rows, tmp_path):
     assert "optimizer_groups" in warning
 
 
+def test_nothing_is_said_of_a_routing_whose_rate_is_zero(graft, rows, tmp_path):
+    trainer = trainer_of(graft("delta"), tmp_path, rows, max_steps=PATIENCE + 1, routing_learning_rate=0.0)
+    trainer.train()
+    assert health_of(trainer).warnings == []
+
+
 def test_frozen_routing_is_warned_of(graft, rows, tmp_path):
     model = graft("delta", depth_anchored=True)
     for parameter in routing_parameters(model).values():
@@ -371,6 +377,9 @@ def test_spikes_are_told_from_noise_and_from_a_falling_loss():
     assert detector.exceeded(3.1) is None
     falling = SpikeDetector()
     assert not any(falling.exceeded(10 * 0.99**step) for step in range(500))
+    still = SpikeDetector()  # whose deviation says nothing: a tenth of the median has to be exceeded too
+    assert not any(still.exceeded(2.0) for _ in range(10))
+    assert still.exceeded(2.19) is None and still.exceeded(2.21) == 2.0
     early = SpikeDetector()
     assert not any(early.exceeded(value) for value in (3, 30, 3, 30, 3, 3, 3, 3))  # too few to judge by
 

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the memory function says, against what small models keep."""
 
+import json
+from functools import cache
+
 import pytest
 import torch
 from conftest import PRESETS, tiny_config, tiny_qwen3_config
@@ -36,6 +39,12 @@ def config_of(case, layers=6, width=128, **values):
 
 
 def measured(config, checkpointing=False, dtype=torch.float32, autocast=False) -> int:
+    return _measured(config.to_json_string(), checkpointing, dtype, autocast)
+
+
+@cache  # several tests look at the same model
+def _measured(fields, checkpointing, dtype, autocast) -> int:
+    config = DepthRouteConfig(**json.loads(fields))
     model = DepthRouteForCausalLM(config).to(dtype).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
