@@ -71,7 +71,20 @@ def test_every_snippet_runs(workplace, monkeypatch):
             ran.append(shlex.split(command)[:2][-1] if command.startswith("depthroute") else command.split()[0])
             if command.startswith("depthroute verify"):
                 assert "bitwise" in output
-    assert ran == ["convert", "verify", "python", "train", "python", "python", "eval", "lm_eval", "inspect", "eval", "python", "python"]
+    assert ran == [
+        "convert",
+        "verify",
+        "python",
+        "train",
+        "python",
+        "python",
+        "eval",
+        "lm_eval",
+        "inspect",
+        "eval",
+        "python",
+        "python",
+    ]
     # what the snippets leave behind
     assert names["output"].routing.keys() == {
         f"model.layers.{i}.{branch}" for i in range(1, 8) for branch in ("attn_read", "mlp_read")
