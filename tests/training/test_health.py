@@ -172,12 +172,12 @@ def test_training_is_not_changed_and_no_pass_is_added(preset, graft, rows, tmp_p
         model.model.embed_tokens.register_forward_hook(
             lambda *_, key=health: passes.update({key: passes.get(key, 0) + 1})
         )
-        trainer = trainer_of(model, tmp_path, rows, health, gradient_accumulation_steps=2)
+        trainer = trainer_of(model, tmp_path, rows, health, max_steps=3, gradient_accumulation_steps=2)
         trainer.train()
         ends[health] = model.state_dict()
         assert not model.model._forward_pre_hooks or health is None
         assert bool(measured(trainer)) == (health is not None)
-    assert passes[None] == passes[2] == 12
+    assert passes[None] == passes[2] == 6
     for name, tensor in ends[None].items():
         # the same equations; where weights are asked for a sum may be taken in another order
         torch.testing.assert_close(tensor, ends[2][name], rtol=1e-4, atol=1e-6)
@@ -254,7 +254,7 @@ def test_nothing_is_said_of_a_conversion_that_trains_well(preset, graft, rows, t
     """From the start, where many parameters have no gradient yet, through a warm-up that begins at a rate of zero."""
     values = {"dual_gates": "dynamic"} if preset == "dar" else {}
     model = graft(preset, depth_anchored=True, **values)
-    trainer = trainer_of(model, tmp_path, rows, max_steps=12, warmup_steps=3, logging_steps=1)
+    trainer = trainer_of(model, tmp_path, rows, max_steps=8, warmup_steps=3, logging_steps=1)
     trainer.train()
     assert health_of(trainer).warnings == []
     assert not [record for record in caplog.records if record.name.startswith("depthroute")]
