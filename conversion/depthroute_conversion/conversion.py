@@ -36,6 +36,8 @@ from .writing import MAX_SHARD_SIZE, PlannedTensor, ShardPlan, cast_pieces, plan
 
 DEFAULT_PRESET = "delta-block"
 
+_OUT_OF_RANGE = (ValueError, TypeError, LookupError, AttributeError)
+
 OUTPUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -111,7 +113,8 @@ def convert(
             opened, preset or DEFAULT_PRESET, block_size, anchored is not False, num_heads or 1, settings
         )
     config.dtype = out_dtype or opened.dtype()
-    model = meta_model(config, opened.architecture.ours)
+    where = "configuration" if settings else _configuration_file(opened)
+    model = meta_model(config, opened.architecture.ours, where)
     plan = plan_keys(
         opened.label,
         opened.shapes(),
@@ -180,8 +183,24 @@ def build_config(
         options.setdefault("depth_anchored", True)
     try:
         return DepthRouteConfig.from_preset(preset, base=source.config, **{**options, **fields})
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except _OUT_OF_RANGE as error:
+        _check_backbone(source)
         raise Refused(one_line(error)) from error
+
+
+def _check_backbone(source: Source) -> None:
+    """
+    Raises:
+        Refused: the source's own configuration is at fault, whatever is asked for; its file is named.
+    """
+    try:
+        DepthRouteConfig.from_preset("standard", base=source.config)
+    except _OUT_OF_RANGE as error:
+        raise Refused(f"{_configuration_file(source)}: {one_line(error)}") from error
+
+
+def _configuration_file(source: Source) -> Path:
+    return source.path / "config.json" if source.path.is_dir() else source.path
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`revert`: the way back from a conversion to the stock model it was made of."""
 
-import gc
 import json
 import math
 from collections.abc import Collection
@@ -27,7 +26,7 @@ from .represet import moved_routing, our_architecture
 from .routing import meta_model, promises_equality, read_converted_config
 from .source import FolderSource
 from .unfinished import UnfinishedFolder, unfinished_folder
-from .verification import fits, source_outputs
+from .verification import clear_away, fits, source_outputs
 from .way_back import ENTRY, WAY_BACK, Origin, WayBack, read_way_back, sha256_of
 from .weights import INDEX, read_headers
 from .writing import METADATA, PlannedTensor, plan_shards, write_shard
@@ -328,7 +327,7 @@ def _measure(converted: FolderSource, work: Path, stock: Architecture, step: Pro
     probes = probe_ids(config.vocab_size, config.max_position_embeddings, [config.sliding_window])
     layerwise = not fits(converted.stored, torch.float32)
     before = source_outputs(converted, torch.float32, probes, step, layerwise)
-    gc.collect()
+    clear_away(converted.stored, torch.float32)
     after = source_outputs(written, torch.float32, probes, step, layerwise)
     kl = None
     if stock.has_language_head:

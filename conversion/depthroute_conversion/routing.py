@@ -39,13 +39,22 @@ def promises_equality(config: DepthRouteConfig) -> bool:
     return residual.starts_exactly and (config.depth_anchored or residual is StandardResidual)
 
 
-def meta_model(config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]) -> DepthRoutePreTrainedModel:
+def meta_model(
+    config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel], where: str | Path = "configuration"
+) -> DepthRoutePreTrainedModel:
     """The model without memory for its parameters.
+
+    Args:
+        config: its configuration.
+        ours: its class.
+        where: the configuration's file, for messages.
 
     Raises:
         Refused: a value of the configuration that only building finds out about: an activation or a rope type that there is
-            none of, a number of heads that divides nothing.
+            none of, a number of heads that divides nothing; or no context at all, which not even building does.
     """
+    if config.max_position_embeddings < 1:
+        raise Refused(f"{where}: max_position_embeddings: got {config.max_position_embeddings}, allowed: ≥ 1")
     try:
         with torch.device("meta"):
             return ours(config)
@@ -53,7 +62,7 @@ def meta_model(config: DepthRouteConfig, ours: type[DepthRoutePreTrainedModel]) 
         looked_at = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
         values = ", ".join(f"{name} = {getattr(config, name, None)}" for name in looked_at)
         raise Refused(
-            f"configuration: no model can be built of it ({type(error).__name__}: {one_line(error)}), "
+            f"{where}: no model can be built of it ({type(error).__name__}: {one_line(error)}), "
             f"got {values}; allowed: values that transformers knows"
         ) from error
 

@@ -66,7 +66,7 @@ __all__ = [
 
 VERIFY_STEPS = 3
 SPARE = 10**8
-"""Bytes that a second copy of a model may take."""
+"""Bytes of a model that is small: it may be in memory twice."""
 
 
 def verify(
@@ -106,7 +106,7 @@ def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None
     config = read_converted_config(folder)
     stored = read_headers(folder)
     architecture = source.architecture
-    empty = meta_model(config, architecture.ours)
+    empty = meta_model(config, architecture.ours, folder / "config.json")
     shapes = {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
     routing = list(empty.routing_parameters())
     tied = bool(config.tie_word_embeddings)
@@ -166,10 +166,21 @@ def fits(stored: Mapping[str, StoredTensor], dtype: torch.dtype, read: Collectio
     files: dict[Path, int] = {}
     for item in stored.values():
         files[item.file] = files.get(item.file, 0) + item.size
-    size = sum(item.numel for item in stored.values()) * dtype.itemsize
+    size = _size(stored, dtype)
     is_cast = any(other != dtype for other in (*read, *(item.dtype for item in stored.values())))
     needed = 2 * size if is_cast and size > SPARE else size
     return needed <= min(max(files.values()), available_memory() // 2)
+
+
+def _size(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
+    return sum(item.numel for item in stored.values()) * dtype.itemsize
+
+
+def clear_away(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> None:
+    """Free a model of these tensors that is no longer in use, and may hold itself in cycles, before the next one is loaded. A
+    small one is not worth the time that looking for it takes."""
+    if _size(stored, dtype) > SPARE:
+        gc.collect()
 
 
 def changed_tensors(source: Source, stored: Mapping[str, StoredTensor], progress: Progress) -> list[str]:
@@ -255,7 +266,7 @@ def _whole_converted(
     probes: list[Tensor],
     step: Progress,
 ) -> Outputs:
-    gc.collect()  # the source's model
+    clear_away(stored, dtype)
     step("computing outputs of the conversion")
     model = architecture.ours.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
     align_weights(model.eval())
@@ -275,7 +286,7 @@ def _layerwise_converted(
 ) -> Outputs:
     step(
         "computing outputs of the conversion, layer by layer",
-        sum(item.numel for item in stored.values()) * dtype.itemsize,
+        _size(stored, dtype),
     )
     model = empty_model(architecture.ours, config, dtype)
 

@@ -72,6 +72,17 @@ SOURCES = {
     "bitsandbytes": ("llama", config(quantization_config={"load_in_4bit": True}), "got 'bitsandbytes'"),
     "biases in the MLP": ("llama", config(mlp_bias=True), "mlp_bias: got True, allowed: False"),
     "a size that is no number": ("qwen3", config(hidden_size="wide"), "config.json: Field 'hidden_size' expected int"),
+    "no context": ("qwen3", config(max_position_embeddings=0), "config.json: max_position_embeddings: got 0, allowed: ≥ 1"),
+    "an activation that there is none of": (
+        "qwen3",
+        config(hidden_act="slu"),
+        "config.json: no model can be built of it",
+    ),
+    "more experts for a token than there are": (
+        "moe",
+        config(num_experts_per_tok=9),
+        "config.json: num_experts_per_tok: got 9, allowed: 1 to num_experts = 4",
+    ),
     "no config": ("qwen3", lambda f: (f / "config.json").unlink(), "config.json: FileNotFoundError, allowed: a readable"),
     "config is no JSON": ("qwen3", lambda f: (f / "config.json").write_text("{"), "config.json: JSONDecodeError"),
     "config is a list": ("qwen3", lambda f: (f / "config.json").write_text("[]"), "config.json: got a list"),

@@ -122,7 +122,12 @@ def test_a_model_of_one_file_is_verified_whole_and_a_larger_one_layer_by_layer(m
 
     assert verification.fits(stored("a", "a"), torch.float32)
     assert not verification.fits(stored("a", "b"), torch.float32)
-    assert verification.fits(stored("a", "b"), torch.bfloat16)  # where it takes half of the room
+    # in another type: where it takes half of the room, and may be in memory twice while it is cast
+    assert verification.fits(stored("a", "b"), torch.bfloat16)
+    monkeypatch.setattr(verification, "SPARE", 0)
+    assert not verification.fits(stored("a", "b"), torch.bfloat16)
+    assert verification.fits(stored("a"), torch.float32, {torch.float32})
+    assert not verification.fits(stored("a"), torch.float32, {torch.float32, torch.bfloat16})  # the source's
     monkeypatch.setattr(verification, "available_memory", lambda: 15_999)
     assert not verification.fits(stored("a", "a"), torch.float32)
 

@@ -31,6 +31,8 @@ from depthroute import convert
 SIZED = {**{key: getattr(tiny_qwen3_config(), key) for key in SIZES}, "num_hidden_layers": 2}
 QWEN2 = {key: value for key, value in SIZED.items() if key != "head_dim"}
 SMALL = {"num_hidden_layers": 2}
+PRESET = {"llama": "attnres"}
+"""Other than the default."""
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
 FAMILIES = {
@@ -92,7 +94,7 @@ def alone(tmp_path_factory) -> dict[str, list]:
         save_checkpoint(model.to(torch.bfloat16) if index % 2 else model, source)
         if name == "qwen3-embedding":
             edit_json(source / "config.json", architectures=["Qwen3ForCausalLM"])
-        convert(source, out, verify=False)
+        convert(source, out, PRESET.get(name), verify=False)
         work[name] = [str(source), str(out), kind]
     done = run_alone(CODE, json.dumps(work), cache=root)
     assert done.returncode == 0, done.stderr[-2000:]

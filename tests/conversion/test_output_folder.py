@@ -4,8 +4,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,26 +88,18 @@ def test_an_interrupted_conversion_leaves_what_it_can_go_on_from(
     assert os.listdir(out.parent) == [out.name] and not (out / "stale.txt").exists()
 
 
-def test_a_command_that_is_terminated_leaves_what_it_can_go_on_from(originals, tmp_path):
-    code = """
-import sys, time
-import depthroute_conversion.conversion as conversion
-from depthroute import cli
+def test_a_command_that_is_terminated_leaves_what_it_can_go_on_from(originals, tmp_path, monkeypatch, run_cli):
+    def wait(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
 
-def wait(*arguments):
-    print("verifying", flush=True)
-    time.sleep(60)
-
-conversion.compare = wait
-cli.main()
-"""
-    command = [sys.executable, "-c", code, "convert", str(originals["qwen3"]), str(tmp_path / "deep" / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "verifying\n" and os.listdir(tmp_path / "deep") == [".out.unfinished"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
-        assert "the same command goes on from there" in process.stderr.read()
+    monkeypatch.setattr("depthroute_conversion.conversion.compare", wait)
+    start, handler = time.monotonic(), signal.getsignal(signal.SIGTERM)
+    code, _, err = run_cli("convert", originals["qwen3"], tmp_path / "deep" / "out")
+    assert code == 128 + signal.SIGTERM and time.monotonic() - start < 60
+    assert "the same command goes on from there" in err
     assert os.listdir(tmp_path / "deep") == [".out.unfinished"]
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_a_failed_rename_brings_the_old_folder_back(old, monkeypatch):

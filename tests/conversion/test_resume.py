@@ -4,7 +4,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -46,7 +45,7 @@ KILLS = textwrap.dedent(
         child = os.fork()
         if child:
             return child
-        convert(source, out, max_shard_size="2MB", verify=verify, layerwise=verify)
+        convert(source, out, max_shard_size="500kB", verify=verify, layerwise=verify)
         os._exit(0)
 
     def shards(out):
@@ -84,11 +83,11 @@ KILLS = textwrap.dedent(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """About 30 MB, of which a conversion makes 20 shards."""
+    """About 8 MB, of which a conversion makes 18 shards."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "head_dim": 64}
+    sizes = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32}
     folder = tmp_path_factory.mktemp("large") / "source"
-    Qwen3ForCausalLM(tiny_qwen3_config(**sizes, initializer_range=0.02)).save_pretrained(folder, max_shard_size="5MB")
+    Qwen3ForCausalLM(tiny_qwen3_config(**sizes, initializer_range=0.02)).save_pretrained(folder, max_shard_size="2MB")
     return folder
 
 
@@ -258,16 +257,36 @@ def test_a_refusal_removes_what_was_kept(stopped, stop_at, monkeypatch, tmp_path
 # -- one process at a time --------------------------------------------------------------------------------------------
 
 
-def test_two_processes_do_not_write_the_same_folder(originals, tmp_path):
-    out = tmp_path / "out"
-    with unfinished_folder(out, {}) as work:
-        (work.files / "config.json").write_text("{}")
-        code = "import sys; from depthroute.cli import main; main()"
-        command = [sys.executable, "-c", code, "convert", str(originals["qwen3"]), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 2
-        assert f"{out}: another process is writing it" in done.stderr.splitlines()[-1]
-        assert (work.files / "config.json").exists()
+# as `unfinished_folder` takes it, without the seconds that importing this project takes
+HOLD = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_the_same_folder(originals, tmp_path, run_cli):
+    out, work = tmp_path / "out", tmp_path / ".out.unfinished"
+    with unfinished_folder(out, {}) as folder:
+        (folder.files / "config.json").write_text("{}")
+        code, _, err = run_cli("convert", originals["qwen3"], out)
+        assert code == 2 and f"{out}: another process is writing it" in err.splitlines()[-1]
+        assert (folder.files / "config.json").exists()
+    assert os.listdir(tmp_path) == ["out"]
+    (out / "config.json").unlink()
+    out.rmdir()
+    work.mkdir()
+    command = [sys.executable, "-c", HOLD, str(work / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(Refused, match="out: another process is writing it"):
+            convert(originals["qwen3"], out)
+        other.stdin.close()
+        assert other.wait(30) == 0
+    # a process that ends, however it does, gives the lock back
+    convert(originals["qwen3"], out, verify=False)
     assert os.listdir(tmp_path) == ["out"]
 
 
@@ -320,32 +339,30 @@ def test_a_kill_between_the_two_renames_loses_nothing(old):
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_line_that_says_how_to_go_on(originals, tmp_path):
+def test_a_full_disk_is_one_line_that_says_how_to_go_on(originals, tmp_path, monkeypatch, run_cli):
     """A real one: the limit of a file's size makes the kernel refuse to write beyond it. The third shard is larger."""
+    resource = pytest.importorskip("resource")
     source, out = originals["moe-fused"], tmp_path / "out"
-    sizes = json.dumps({"max_shard_size": "30kB", "verify": False})
-    code = f"""
-import json, resource, sys
-from depthroute import cli, convert
-import depthroute_conversion
-from depthroute_conversion import convert as run
-depthroute_conversion.convert = lambda *a, **k: run(*a, **{{**k, **json.loads('{sizes}'.replace("'", '"'))}})
-write = __import__("depthroute_conversion.writing").writing.write_shard
-def limited(file, *rest):
-    if "00003" in file.name:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
-    return write(file, *rest)
-depthroute_conversion.writing.write_shard = limited
-cli.main()
-"""
-    command = [sys.executable, "-c", code, "convert", str(source), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    line = done.stderr.splitlines()[-1]
-    assert done.returncode == 3 and line.startswith("depthroute: unfinished: [Errno 27] File too large"), done.stderr
+    write, before = writing.write_shard, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write_limited(file, *rest):
+        if "00003" in file.name:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+        try:
+            return write(file, *rest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    command = ["convert", source, out, "--max-shard-size", "30kB"]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_shard", write_limited)
+        code, _, err = run_cli(*command)
+    line = err.splitlines()[-1]
+    assert code == 3 and line.startswith("depthroute: unfinished: [Errno 27] File too large"), err
     assert "model-00003-of" in line and "the same command goes on from there" in line
     assert os.listdir(tmp_path) == [".out.unfinished"]
     assert not list(tmp_path.rglob("*.partial"))
-    convert(source, out, max_shard_size="30kB")
+    assert run_cli(*command)[0] == 0
     assert os.listdir(tmp_path) == ["out"]
 
 
