@@ -71,8 +71,7 @@ def initial_value(model: DepthRoutePreTrainedModel, key: str, dtype: torch.dtype
     """The value at which a routing parameter starts, as `_init_weights` sets it. `model` is on the meta device and stays so:
     only the parameters of one read are given memory, and only for a moment."""
     owner = model.get_submodule(key.rpartition(".")[0])
-    routing = {id(parameter) for parameter in model.routing_parameters().values()}
-    empty = {name: parameter for name, parameter in owner.named_parameters(recurse=False) if id(parameter) in routing}
+    empty = dict(owner.named_parameters(recurse=False))  # a module that has parameters of the routing has no others
     try:
         for name, parameter in empty.items():
             setattr(owner, name, nn.Parameter(torch.empty_like(parameter, device="cpu", dtype=dtype)))
