@@ -20,7 +20,7 @@ from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 
 from .card import write_card
 from .folder import check_apart, check_output
-from .hashes import check_hashes, recorded_hashes, source_fingerprint
+from .hashes import check_hashes, files_to_check, recorded_hashes, source_fingerprint
 from .keys import KeyPlan, plan_keys
 from .progress import Progress, announce, steps
 from .reports import ConversionReport, read_fields
@@ -30,7 +30,7 @@ from .source import Source, open_source
 from .unfinished import UnfinishedFolder, unfinished_folder
 from .verification import VERIFY_STEPS, compare
 from .way_back import leave_way_back, note_origin
-from .weights import bytes_of, is_finite, weight_files
+from .weights import bytes_of, is_finite
 from .writing import MAX_SHARD_SIZE, PlannedTensor, ShardPlan, cast_pieces, plan_shards, write_weights
 
 
@@ -124,7 +124,7 @@ def convert(
         bool(config.tie_word_embeddings),
     )
     work = _plan(opened, config, model, plan, out_dtype, max_shard_size)
-    recorded = recorded_hashes(weight_files(opened.path))
+    recorded = recorded_hashes(files_to_check(opened.path))
     with steps(5 + (VERIFY_STEPS if verify else 0), progress) as step:
         step("checking recorded hashes", sum(file.stat().st_size for file in recorded))
         check_hashes(recorded, step)

@@ -16,9 +16,19 @@ from .weights import CHUNK, weight_files
 SUMS = ("SHA256SUMS", "SHA256SUMS.txt", "sha256sums.txt", "checksums.sha256")
 """Lists as `sha256sum` writes them."""
 
+_READ = (".json", ".jinja", ".model", ".txt")
+
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LINE = re.compile(r"\\?(?P<hash>[0-9a-fA-F]{64}) [ *](?:\./)?(?P<name>.+)")
 _BSD_LINE = re.compile(r"SHA256 \((?:\./)?(?P<name>.+)\) = (?P<hash>[0-9a-fA-F]{64})")
+
+
+def files_to_check(path: Path) -> list[Path]:
+    """What a conversion of this source reads or keeps, and what a changed byte would make another model: weights,
+    configurations, index, tokenizer, chat template."""
+    if not path.is_dir():
+        return [path]
+    return [*weight_files(path), *sorted(file for file in path.iterdir() if file.suffix in _READ and file.is_file())]
 
 
 def recorded_hashes(files: Iterable[Path]) -> dict[Path, str]:

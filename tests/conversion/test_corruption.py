@@ -1,7 +1,7 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
 """Two hundred random corruptions of a valid folder: a conversion refuses with one line, or writes exactly what the folder now
-says. Where hashes are recorded, a changed weight file is always refused."""
+says. Where hashes are recorded, a changed file is always refused."""
 
 import hashlib
 import json
@@ -39,6 +39,11 @@ def valid(tmp_path_factory) -> Path:
 
 def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    files = [*shards(folder), *folder.glob("*.json")]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def header_length(data: bytes) -> int:
@@ -218,7 +223,7 @@ def test_a_corrupted_folder_is_refused_or_converted_as_it_is(seed, valid, outcom
         recorded = rng.random() < 0.3
         source, out = tmp_path / f"source-{number}", tmp_path / f"out-{number}"
         shutil.copytree(valid, source)
-        hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in shards(source)}
+        hashes = hashes_of(source)
         if recorded:
             (source / "SHA256SUMS").write_text("".join(f"{value}  {name}\n" for name, value in hashes.items()))
         corrupt(source, rng)
@@ -232,7 +237,6 @@ def test_a_corrupted_folder_is_refused_or_converted_as_it_is(seed, valid, outcom
             assert sorted(os.listdir(tmp_path)) == [source.name], what
         else:
             check_output(out, source)
-            now = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in shards(source)}
-            assert not recorded or now == hashes, what
+            assert not recorded or hashes_of(source) == hashes, what
             shutil.rmtree(out)
         shutil.rmtree(source)
