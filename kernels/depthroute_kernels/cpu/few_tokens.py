@@ -41,15 +41,7 @@ class FewTokens:
         self.is_row = source.dim() == 3 and source.shape[1] == 1
         # sqrt(D · (mean(k²) + eps)) in two calls, so that queries are sqrt(D) times as long
         self.floor = queries.new_full((), (width * eps) ** 0.5)
-        folded = queries.mT * width**0.5  # [G, D, M]
-        if num_heads > 1:
-            # one column for each head, zero outside its slice
-            by_head = folded.view(self.groups, num_heads, -1, reads, 1)
-            heads = torch.eye(num_heads, dtype=self.dtype, device=queries.device).view(num_heads, 1, 1, num_heads)
-            folded = (by_head * heads).reshape(self.groups, width, reads * num_heads)
-        if self.tokens != 1:
-            folded = folded.unsqueeze(1).expand(-1, self.tokens, -1, -1).flatten(0, 1)
-        self.queries = folded  # [G·n, D, M·H]
+        self.queries = (queries * width**0.5).view(self.groups, 1, 1, reads, num_heads, width // num_heads)
         self.values: Tensor | None = None
         self.logits: Tensor | None = None
         self.count = 0
@@ -68,7 +60,9 @@ class FewTokens:
         new = self._rows(values)
         key = new if keys is None else self._rows(keys)
         norms = torch.hypot(torch.linalg.vector_norm(key, dim=-1, keepdim=True), self.floor)
-        logits = torch.bmm(key, self.queries).div_(norms)
+        # not as a matrix product, whose rounding depends on a query's place: equal queries have equal logits
+        by_head = key.view(self.groups, self.tokens, key.shape[1], 1, self.heads, self.width // self.heads)
+        logits = (by_head * self.queries).sum(-1).view(*key.shape[:2], self.queries.shape[3] * self.heads).div_(norms)
         if self.values is None or self.logits is None:
             return new, logits
         return torch.cat((self.values, new), 1), torch.cat((self.logits, logits), 1)

@@ -43,7 +43,7 @@ class ResidualProxy(Residual):
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         return self.inner.write(state, s, update, reading)
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
         return self.inner.finish(state, module, record)
 
     def unpack(self, tensors: Sequence[Tensor], s: int) -> ResidualState:
@@ -80,10 +80,18 @@ class _ObservedResidual(ResidualProxy):
         super().__init__(inner)
         self.observers = observers
 
+    # nothing is changed on the way, so that reads can be prepared as they are without observers
+
+    def group_size(self, state: ResidualState) -> int:
+        return self.inner.group_size(state)
+
+    def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
+        return self.inner.prepare(state, modules)
+
     def read(
         self, state: ResidualState, s: int, module: Any, record: RoutingRecord | None, prepared: Any = None
     ) -> Reading:
-        reading = super().read(state, s, module, record)
+        reading = self.inner.read(state, s, module, record, prepared)
         for observer in self.observers:
             observer.read(self.inner, state, s, reading.x)
         return reading
@@ -93,8 +101,8 @@ class _ObservedResidual(ResidualProxy):
             observer.write(s, update)
         return super().write(state, s, update, reading)
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        x = super().finish(state, module, record)
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
+        x = self.inner.finish(state, module, record, prepared)
         for observer in self.observers:
             observer.read(self.inner, state, self.final, x)
         return x

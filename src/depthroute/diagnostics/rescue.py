@@ -81,7 +81,7 @@ class _ReplacedStreams(ResidualProxy):
     ) -> Reading:
         return super().read(self.seen(state, s), s, module, record)
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
         return super().finish(self.seen(state, self.final), module, record)
 
 

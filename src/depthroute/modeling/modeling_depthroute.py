@@ -335,11 +335,8 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
             changes = changes if isinstance(changes, tuple) else (changes,)
             state = self.residual.advance(state, changes, 2 * layer_idx + 2)
 
-        final = 2 * len(self.layers)
-        if prepared and final in prepared:
-            x_final = self.residual.read(state, final, self.final_read, routing, prepared[final]).x
-        else:
-            x_final = self.residual.finish(state, self.final_read, routing)
+        final = (prepared or {}).get(2 * len(self.layers))
+        x_final = self.residual.finish(state, self.final_read, routing, final)
         hidden_states = self.norm(x_final)
         return DepthRouteModelOutputWithPast(
             last_hidden_state=hidden_states,

@@ -137,8 +137,8 @@ class Residual(ABC):
         """State after branch `s`, which was given `reading`, wrote u_s [B, T, D]."""
 
     @abstractmethod
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        """x_final [B, T, D], what the final norm reads."""
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
+        """x_final [B, T, D], what the final norm reads. `prepared` is the final read's entry of `prepare`, where there is one."""
 
     # Layers take and return flat tensors: nested ones lose their gradients under reentrant checkpointing.
 

@@ -47,7 +47,7 @@ class ScaledResidual(Residual):
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         return ResidualState((state.stream + reading.gates.to(update.dtype) * update,))
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
         return state.stream
 
 
@@ -150,5 +150,5 @@ class HyperConnectionResidual(Residual):
         written = gates.expand.to(streams.dtype).unsqueeze(-1) * update.unsqueeze(-2)
         return ResidualState((state.stream + update, written + mixed))
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
         return self.read(state, 2 * self.config.num_hidden_layers, module, record).x

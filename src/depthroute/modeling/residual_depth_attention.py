@@ -496,5 +496,5 @@ class DepthAttentionResidual(Residual):
         first = s % 2 == 0 if basis == "phase" else s % self.unit < self.unit // 2
         return 1 if first else -1
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        return self.read(state, self.final, module, record).x if self.replaces else state.stream
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
+        return self.read(state, self.final, module, record, prepared).x if self.replaces else state.stream

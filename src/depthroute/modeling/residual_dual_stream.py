@@ -414,5 +414,5 @@ class DualStreamResidual(Residual):
         first, second = (tensor.to(update.dtype) for tensor in written)
         return first, second
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
-        return self.read(state, self.final, module, record).x
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
+        return self.read(state, self.final, module, record, prepared).x

@@ -29,5 +29,5 @@ class StandardResidual(Residual):
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         return ResidualState((state.stream + update,))
 
-    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None) -> Tensor:
+    def finish(self, state: ResidualState, module: Any, record: RoutingRecord | None, prepared: Any = None) -> Tensor:
         return state.stream
