@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: convert · verify · revert · train · eval · inspect · bench · check · demo · presets.
+"""The command line: convert · verify · revert · train · eval · inspect · bench · check · reproduce · cards · demo · presets.
 
 Each command parses its options and calls one function of the package; heavy imports wait until a command runs. Exit codes:
 0 done, 1 a check failed, 2 refused, 3 stopped before the end (the same command goes on from there).
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import cli_conversion, cli_kernels
+from . import cli_conversion, cli_kernels, cli_studies
 from .errors import CheckFailed, Refused, Unfinished, one_line
 
 
@@ -255,6 +255,8 @@ def inspect(
 
 app.add_typer(cli_kernels.bench, name="bench")
 app.command()(cli_kernels.check)
+app.command()(cli_studies.reproduce)
+app.command()(cli_studies.cards)
 
 
 @app.command()

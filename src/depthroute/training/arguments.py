@@ -71,6 +71,8 @@ class RunArguments:
             `from_scratch`: over the preset there.
         from_scratch: fields of `DepthRouteConfig`, `preset` among them, of a model to make by the seed; instead of `model`.
             As JSON on the command line, where they are merged with those of the file.
+        fields: of `DepthRouteConfig`, over those of the preset, with `from_scratch` and with an ordinary checkpoint alike:
+            `depth_anchored`, `depth_num_heads`, ... As JSON on the command line, merged with those of the file.
         tokenizer: folder or hub id, or "characters": one token for each character that occurs in the training documents.
             Default: that of `model`.
         dtype: of the parameters. float32 masters by default, also where the checkpoint is bfloat16; with `bf16` the
@@ -104,6 +106,9 @@ class RunArguments:
     from_scratch: dict | str | None = field(
         default=None,
         metadata={"help": "JSON: fields of a model to make, instead of model; merged with those of the file"},
+    )
+    fields: dict | str | None = field(
+        default=None, metadata={"help": "JSON: configuration fields over the preset's; merged with those of the file"}
     )
     tokenizer: str | None = field(
         default=None, metadata={"help": "folder, hub id, or characters (default: the model's)"}
@@ -154,20 +159,24 @@ class RunArguments:
     overwrite: bool = field(default=False, metadata={"help": "write to an output folder that holds files already"})
 
     def __post_init__(self) -> None:
-        if isinstance(self.from_scratch, str):
-            self.from_scratch = _json_mapping(self.from_scratch)
+        for name in MAPPINGS:
+            if isinstance(value := getattr(self, name), str):
+                setattr(self, name, _json_mapping(name, value))
 
+
+MAPPINGS = ("from_scratch", "fields")
+"""Options that are JSON objects on the command line, and are merged with those of a file."""
 
 ARGUMENT_CLASSES = (RunArguments, DepthRouteTrainingArguments)
 
 
-def _json_mapping(text: str) -> dict[str, Any]:
+def _json_mapping(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise Refused(f"from_scratch: got {text!r}, allowed: a JSON object of configuration fields") from error
+        raise Refused(f"{name}: got {text!r}, allowed: a JSON object of configuration fields") from error
     if not isinstance(value, dict):
-        raise Refused(f"from_scratch: got {text!r}, allowed: a JSON object of configuration fields")
+        raise Refused(f"{name}: got {text!r}, allowed: a JSON object of configuration fields")
     return value
 
 
@@ -262,6 +271,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[RunArguments, DepthRouteT
     )
     if left:
         raise Refused(f"{left[0]}: got a value that belongs to no option, allowed: --option value")
-    if isinstance(entries.get("from_scratch"), dict) and isinstance(run.from_scratch, dict):
-        run.from_scratch = {**entries["from_scratch"], **run.from_scratch}
+    for name in MAPPINGS:
+        if isinstance(below := entries.get(name), dict) and isinstance(above := getattr(run, name), dict):
+            setattr(run, name, {**below, **above})
     return run, training

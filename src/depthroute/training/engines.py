@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers import TrainingArguments
 
 from ..errors import Refused
@@ -35,9 +36,10 @@ def engine_file(name: str) -> Path:
 
 
 def engine_of(training: TrainingArguments) -> str:
-    """The engine of a run, as `memory.ENGINES` has it. The arguments say so, or `accelerate launch`, by environment variables."""
-    if training.deepspeed or _launched_with("ACCELERATE_USE_DEEPSPEED"):
-        return "zero3"
+    """The engine of a run, as `memory.ENGINES` has it. The arguments say so, or `accelerate launch`, by environment variables.
+    DeepSpeed without ZeRO is plain data parallelism."""
+    if (training.deepspeed or _launched_with("ACCELERATE_USE_DEEPSPEED")) and (stage := _zero_stage(training)) > 0:
+        return f"zero{stage}"
     if training.fsdp or _launched_with("ACCELERATE_USE_FSDP"):
         return "fsdp"
     return "ddp" if training.world_size > 1 else "single"
@@ -48,6 +50,15 @@ def low_precision_of(training: TrainingArguments) -> torch.dtype | None:
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     name = "bf16" if training.bf16 else "fp16" if training.fp16 else launched
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+
+
+def _zero_stage(training: TrainingArguments) -> int:
+    """DeepSpeed's stage: its configuration's, which is a file, its text or a dict, or what `accelerate launch` was told without
+    one."""
+    configuration = training.deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    if configuration:
+        return int(HfDeepSpeedConfig(configuration).get_value("zero_optimization.stage", 0))
+    return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
 
 
 def _launched_with(variable: str) -> bool:

@@ -15,7 +15,7 @@ from ..errors import Refused
 from ..modeling.configuration_depthroute import HOSTED_MODEL_TYPES, DepthRouteConfig
 from .arguments import DepthRouteTrainingArguments
 from .engines import engine_of, low_precision_of
-from .memory import training_memory
+from .memory import ENGINES, training_memory
 from .routing_state import routing_parameters
 
 
@@ -231,8 +231,9 @@ def forecast(model: Any, training: DepthRouteTrainingArguments, blocks: int | No
     reason, step_seconds = "", None
     if any(parameter.is_meta for parameter in model.parameters()):
         reason = "the weights were not made"
-    elif engine_of(training) in ("fsdp", "zero3"):
-        reason = "the model is divided among processes when training starts"
+    elif (spread := ENGINES[engine_of(training)]).divides_optimizer:
+        divided = "the model" if spread.divides_parameters else "its optimizer"
+        reason = f"{divided} is divided among processes when training starts"
     else:
         step_seconds = measured_step(model, training, block_size)
     return Forecast(

@@ -25,7 +25,7 @@ class Precision(NamedTuple):
     """Bytes of the numbers of a run.
 
     Attributes:
-        stored: of a parameter, where the optimizer changes it (ZeRO-3: the master copy).
+        stored: of a parameter, where the optimizer changes it (ZeRO: the master copy).
         branch: c, of an activation inside attention and MLP.
         stream: of the stream.
         update: of what branches write, and of sources that are made of it.
@@ -48,7 +48,7 @@ PRECISIONS = {
     "float32": Precision(stored=4, branch=4, stream=4, update=4, norm=24, cast=0, expert=4),
     # float32 masters; products in bfloat16: the Trainer's `bf16` under DDP
     "autocast": Precision(stored=4, branch=2, stream=4, update=2, norm=26, cast=2, expert=4),
-    # float32 masters; whole layers in bfloat16: FSDP2's mixed precision, ZeRO-3's bf16
+    # float32 masters; whole layers in bfloat16: FSDP2's mixed precision, ZeRO's bf16
     "mixed": Precision(stored=4, branch=2, stream=2, update=2, norm=16, cast=0, expert=2),
     # masters of 16 bits: small steps are rounded away
     "bfloat16": Precision(stored=2, branch=2, stream=2, update=2, norm=16, cast=0, expert=2),
@@ -59,22 +59,29 @@ class Engine(NamedTuple):
     """How an engine spreads a model.
 
     Attributes:
-        shards: whether parameters, gradients and optimizer are divided by the number of devices.
+        divides_parameters, divides_gradients, divides_optimizer: whether a device has its part of them only.
         buckets: copies of all trained gradients that wait to be sent.
-        working_copy: whether parameters exist in the branches' precision beside the masters, divided likewise.
+        working_copy: whether parameters exist in the branches' precision beside the masters, which belong to the optimizer then.
     """
 
-    shards: bool
-    buckets: int
-    working_copy: bool
+    divides_parameters: bool = False
+    divides_gradients: bool = False
+    divides_optimizer: bool = False
+    buckets: int = 0
+    working_copy: bool = False
 
 
 ENGINES = {
-    "single": Engine(shards=False, buckets=0, working_copy=False),
-    "ddp": Engine(shards=False, buckets=1, working_copy=False),
-    "fsdp": Engine(shards=True, buckets=0, working_copy=False),
-    "zero3": Engine(shards=True, buckets=0, working_copy=True),
+    "single": Engine(),
+    "ddp": Engine(buckets=1),
+    "fsdp": Engine(divides_parameters=True, divides_gradients=True, divides_optimizer=True),
+    "zero1": Engine(divides_optimizer=True, working_copy=True),
+    "zero2": Engine(divides_gradients=True, divides_optimizer=True, working_copy=True),
+    "zero3": Engine(divides_parameters=True, divides_gradients=True, divides_optimizer=True, working_copy=True),
 }
+
+ZERO_BUCKET = 500_000_000
+"""Numbers that DeepSpeed sends at a time under ZeRO-1 and ZeRO-2 where nobody says otherwise: its `reduce_bucket_size`."""
 
 
 class TrainingMemory(NamedTuple):
@@ -172,12 +179,14 @@ def training_memory(
 ) -> TrainingMemory:
     """What a step of AdamW takes on each device, in bytes.
 
-        parameters      stored·P; under ZeRO-3 c·P more for the working copy           / N where the engine shards
-        gradients       stored·P_t                                                     / N
-        optimizer       2·stored·P_t (two moments)                                     / N
-        communication   DDP: stored·P_t, buckets that wait to be sent. Sharded: 2·c·(the largest layer), the one that runs and the
-                        next one, c·(embedding, norm and head), which stay from forward to backward, and stored·(the largest layer,
-                        or those ends), whose gradient is about to be divided. 0 on one device
+        parameters      stored·P, / N under FSDP2. Under ZeRO c·P, the working copy, / N in stage 3; and stored·P_t, the masters,
+                        / N in every stage
+        gradients       stored·P_t, / N under FSDP2, ZeRO-2 and ZeRO-3. Under ZeRO-1 c·P_t: whole, as the working copy has them
+        optimizer       2·stored·P_t (two moments), / N under FSDP2 and ZeRO
+        communication   DDP: stored·P_t, buckets that wait to be sent. ZeRO-1, ZeRO-2: c·P_t, but of `ZERO_BUCKET` numbers at most.
+                        FSDP2, ZeRO-3: 2·c·(the largest layer), the one that runs and the next one, c·(embedding, norm and head),
+                        which stay from forward to backward, and stored·(the largest layer, or those ends), whose gradient is about
+                        to be divided. 0 on one device
         activations     n·Σ layers `layer_bytes_per_token`, and cast·(weights of products); with checkpointing n·stream·D·L, the
                         input of each layer
         sources         n·(what the residual keeps beside that, `memory_sources.kept_sources`); with checkpointing twice
@@ -207,13 +216,22 @@ def training_memory(
     spread, numbers, sizes = ENGINES[engine], PRECISIONS[precision], parameter_sizes(config)
     c, stored, tokens, width = numbers.branch, numbers.stored, batch_size * sequence_length, config.hidden_size
     trainable = sizes.total if trained is None else trained
-    share = devices if spread.shards else 1
+    of_parameters, of_gradients, of_optimizer = (
+        devices if divides else 1
+        for divides in (spread.divides_parameters, spread.divides_gradients, spread.divides_optimizer)
+    )
 
     communication = 0
     if devices > 1:
         communication = spread.buckets * stored * trainable
-        if spread.shards:
+        if spread.divides_parameters:
             communication = c * (2 * sizes.layer + sizes.ends) + stored * max(sizes.layer, sizes.ends)
+        elif spread.working_copy:
+            communication = c * min(trainable, ZERO_BUCKET)
+    parameters = -(-sizes.total * stored // of_parameters)
+    if spread.working_copy:
+        parameters = -(-sizes.total * c // of_parameters) - (-trainable * stored // of_optimizer)
+    of_a_gradient = c if spread.working_copy and not spread.divides_gradients else stored
     layers = [layer_bytes_per_token(config, index, numbers) for index in range(config.num_hidden_layers)]
     activations, sources, recomputed = sum(layers), kept_sources(config, numbers), 0.0
     if checkpointing:
@@ -221,9 +239,9 @@ def training_memory(
         sources = 2 * checkpointed_sources(config, numbers)
     head = (8 + c) * config.vocab_size + (4 + numbers.stream + c) * width + 16
     return TrainingMemory(
-        parameters=-(-sizes.total * (stored + c * spread.working_copy) // share),
-        gradients=-(-trainable * stored // share),
-        optimizer=-(-2 * trainable * stored // share),
+        parameters=parameters,
+        gradients=-(-trainable * of_a_gradient // of_gradients),
+        optimizer=-(-2 * trainable * stored // of_optimizer),
         communication=communication,
         activations=round(tokens * activations) + numbers.cast * sizes.products,
         sources=round(tokens * sources),

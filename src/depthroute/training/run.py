@@ -94,6 +94,7 @@ def run_training(
     training: DepthRouteTrainingArguments,
     command: str | None = None,
     announce: Announce | None = None,
+    at_end: Callable[[DepthRouteTrainer], None] | None = None,
 ) -> dict[str, Any]:
     """Train a model, measure it on the validation data, and save it so that its folder loads by itself.
 
@@ -102,6 +103,7 @@ def run_training(
         training: everything else.
         command: to note in the results.
         announce: is given what the run will take, before it is started; in the first process only.
+        at_end: is given the trainer with the trained model, to measure what else is wanted of it.
 
     Returns:
         Results: command, seed, versions, data, forecast, rates, training and validation metrics, and the log by steps. With
@@ -152,6 +154,8 @@ def run_training(
             shutil.rmtree(old)
     trained = trainer.train(resume_from_checkpoint=checkpoint)
     validation = _last_evaluation(trainer) if validation_blocks is not None else None
+    if at_end is not None:
+        at_end(trainer)
     trainer.save_model()
     trainer.save_state()
 

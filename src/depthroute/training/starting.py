@@ -29,9 +29,11 @@ def check_start(run: RunArguments) -> None:
     """Refuse what no model can be had from, before data are read.
 
     Raises:
-        Refused: neither or both of `model` and `from_scratch`, a model that does not exist, a preset for a model that has
+        Refused: neither or both of `model` and `from_scratch`, `fields` without a preset, a model that does not exist, a preset for a model that has
             routing, or a new model without `preset` or `tokenizer`.
     """
+    if run.fields and run.model and run.preset is None:
+        raise Refused("fields: got some for a model without preset, allowed: with preset, or from_scratch")
     if run.model and run.from_scratch:
         raise Refused(f"model, from_scratch: got both ({run.model}), allowed: one of the two")
     if not run.model and not run.from_scratch:
@@ -67,6 +69,7 @@ def model_config(run: RunArguments, vocab_size: int | None) -> DepthRouteConfig:
         Refused: no preset, or a field or value that the configuration refuses.
     """
     fields: dict[str, Any] = dict(run.from_scratch) if isinstance(run.from_scratch, dict) else {}
+    fields |= own_fields(run)
     preset = fields.pop("preset", None)
     preset = run.preset or preset
     if preset is None:
@@ -138,7 +141,8 @@ def new_config(run: RunArguments, tokenizer: Any) -> DepthRouteConfig:
 
 
 def routed_config(run: RunArguments) -> DepthRouteConfig:
-    """The configuration of an ordinary checkpoint with `preset`'s routing, anchored: it starts as what it was.
+    """The configuration of an ordinary checkpoint with `preset`'s routing, anchored unless `fields` say otherwise: it starts as
+    what it was.
 
     Raises:
         Refused: the checkpoint is a DepthRoute model already, or no backbone of the family.
@@ -151,6 +155,11 @@ def routed_config(run: RunArguments) -> DepthRouteConfig:
         )
     anchored = {} if run.preset == "standard" else {"depth_anchored": True}
     try:
-        return DepthRouteConfig.from_preset(str(run.preset), base=base, **anchored)
+        return DepthRouteConfig.from_preset(str(run.preset), base=base, **{**anchored, **own_fields(run)})
     except (ValueError, TypeError) as error:
         raise Refused(one_line(error)) from error
+
+
+def own_fields(run: RunArguments) -> dict[str, Any]:
+    """The configuration fields that the run gives beside its preset."""
+    return dict(run.fields) if isinstance(run.fields, dict) else {}
