@@ -9,13 +9,17 @@ from .page_details import caveats, commands, routing, run_facts
 from .page_tables import arms_tables, claims_table, noise_facts
 from .paired import WINDOWS, Comparison, comparisons
 from .plots import figures_of
-from .verdicts import AGREES, DIFFERS, OPEN, VERDICTS, Verdict, counted, verdicts
+from .verdicts import AGREES, DIFFERS, OPEN, Verdict, counted, verdicts
 from .wording import listed, plural, signed, stem
 
 
 _NAMED_AT_ONCE = 4
 """So many arms are named in the one sentence on what came out; the table has all."""
-_LISTS = {AGREES: "Agrees with the paper", DIFFERS: "Does not agree", OPEN: "Too small to tell"}
+_LISTS = {
+    AGREES: ("Claims that agree with what was measured", "agrees", "agree"),
+    DIFFERS: ("Claims that do not agree", "does not", "do not"),
+    OPEN: ("Too small to tell", "is too small to tell", "are too small to tell"),
+}
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -60,11 +64,11 @@ def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Se
     """What came out, in a sentence or two: how many claims hold, and the differences that are clear of zero."""
     told = []
     if judged:
-        counts = counted(judged)
-        parts = [
-            f"{counts[verdict]} {_counted_as(verdict, counts[verdict])}" for verdict in VERDICTS if counts[verdict]
-        ]
-        told.append(f"Of {plural(len(judged), 'claim')} looked at, {listed(parts)}.")
+        counts = {verdict: count for verdict, count in counted(judged).items() if count}
+        parts = [f"{count} {_LISTS[verdict][1 if count == 1 else 2]}" for verdict, count in counts.items()]
+        claims = plural(len({one.number for one in judged}), "claim")
+        of = claims if len(results["groups"]) == 1 else f"{plural(len(judged), 'verdict')} on {claims}"
+        told.append(f"Of {of}, {listed(parts)}.")
     several = len(results["groups"]) > 1
     rows = [row for row in compared if row.arm != results["noise_arm"] and row.difference is not None]
     clear = [(row, row.difference.mean) for row in rows if row.difference is not None and row.clear]
@@ -90,32 +94,21 @@ def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Se
     else:
         told.append(f"There is nothing to compare with `{results['baseline']}`.")
     if any(row.difference is not None and row.difference.over == WINDOWS for row in rows):
-        told.append("Some of this is one seed: another may give something else.")
+        told.append("Where this rests on one seed, another may give something else.")
     return " ".join(told)
-
-
-def _counted_as(verdict: str, count: int) -> str:
-    plural_forms = {AGREES: ("agrees", "agree"), DIFFERS: ("does not", "do not"), OPEN: ("is", "are")}
-    form = plural_forms[verdict][count != 1]
-    return (
-        f"{form} too small to tell"
-        if verdict == OPEN
-        else f"{form} with what was measured"
-        if verdict == AGREES
-        else form
-    )
 
 
 def _verdict_lists(results: Mapping[str, Any], judged: Sequence[Verdict]) -> str:
     if not judged:
-        return "No claim of a paper is looked at here."
+        return "No claims were set down for this study."
     several = len(results["groups"]) > 1
     lines = []
-    for verdict, title in _LISTS.items():
-        entries = [
-            f"{one.claim['says']}{f' ({one.group})' if several else ''} [{one.number}]"
-            for one in judged
-            if one.verdict == verdict
-        ]
-        lines.append(f"**{title}**\n\n" + ("\n".join(f"- {entry}" for entry in entries) or "- nothing"))
+    for verdict, (title, *_) in _LISTS.items():
+        groups: dict[int, list[str]] = {}
+        for one in judged:
+            if one.verdict == verdict:
+                groups.setdefault(one.number, []).append(one.group)
+        says = {one.number: one.claim["says"] for one in judged}
+        entries = [f"- {says[at]}{f' ({listed(where)})' if several else ''} [{at}]" for at, where in groups.items()]
+        lines.append(f"**{title}**\n\n" + ("\n".join(entries) or "- none"))
     return "\n\n".join(lines)

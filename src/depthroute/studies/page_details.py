@@ -98,6 +98,7 @@ def run_facts(results: Mapping[str, Any]) -> str:
         ("learning rate; of the routing", f"{_per_arm(results, 'learning_rate', 'g')}; "
          f"{_per_arm(results, 'routing_learning_rate', 'g')}"),
         ("text", _text(text)),
+        *([("checkpoint", text["base"])] if text.get("base") else []),
     ]  # fmt: skip
     return table(rows).strip()
 

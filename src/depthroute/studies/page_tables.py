@@ -18,11 +18,7 @@ from .paired import (
     values_of,
 )
 from .verdicts import Verdict
-from .wording import NOT_FINITE, interval, measure_name, number, perplexity_percent, plural, signed
-
-
-_ALL = "all"
-"""The name of a study's only group, which a page does not mention."""
+from .wording import NOT_FINITE, interval, listed, measure_name, number, perplexity_percent, plural, signed
 
 
 def group_heading(results: Mapping[str, Any], group: str) -> str:
@@ -102,40 +98,41 @@ def _how_to_read(results: Mapping[str, Any], compared: Sequence[Comparison]) -> 
 
 def noise_facts(results: Mapping[str, Any]) -> str:
     """What two runs that differ in rounding only differ by."""
-    told = []
+    told: list[str] = []
+    unknown: list[str] = []
     several = len(results["groups"]) > 1
+    baseline, twin = f"`{results['baseline']}`", f"`{results['noise_arm']}`"
     for group, entry in ordered_groups(results).items():
         noise = noise_of(results, group)
-        where = f"**{group}**: " if several else ""
         if noise is None:
-            told.append(
-                f"{where}`{results['noise_arm']}` was not run: how much rounding alone changes is not known here."
-            )
+            unknown.append(group)
+            continue
+        where = f"**{group}**: " if several else ""
+        pairs = plural(noise.count, "pair")
+        if not math.isfinite(noise.level):
+            told.append(f"{where}the loss of {baseline} or {twin} is {NOT_FINITE}.")
         elif noise.level == 0:
-            told.append(
-                f"{where}`{results['noise_arm']}` is identical to `{results['baseline']}` in {plural(noise.count, 'pair')}."
-            )
-        elif not math.isfinite(noise.level):
-            told.append(f"{where}the loss is {NOT_FINITE}.")
+            told.append(f"{where}{twin} and {baseline} end at identical losses in {pairs}: rounding changed nothing.")
         else:
-            band = NOISE_BAND * noise.level
-            what = entry["arms"][results["noise_arm"]]["describes"]
-            mean_band = (
-                f"; of a mean of {noise.count}, ±{number(band / math.sqrt(noise.count))}" if noise.count > 1 else ""
-            )
+            band, what = NOISE_BAND * noise.level, entry["arms"][results["noise_arm"]]["describes"]
+            of_mean = f", or within ±{number(band / math.sqrt(noise.count))} in a mean of {noise.count},"
             told.append(
-                f"{where}`{results['noise_arm']}` ({what}) differs from `{results['baseline']}` in rounding only. Their losses end "
-                f"{number(noise.level)} nats apart (standard deviation about zero over {plural(noise.count, 'pair')}; largest "
-                f"{number(noise.largest)}). A difference of one pair within ±{number(band)} nats cannot be told from "
-                f"rounding{mean_band}. Intervals over seeds have this noise inside."
+                f"{where}{twin} ({what}) and {baseline} differ in rounding only, and their losses end {number(noise.level)} nats "
+                f"apart (standard deviation about zero over {pairs}; largest {number(noise.largest)}). A difference within "
+                f"±{number(band)} nats in one pair{of_mean if noise.count > 1 else ''} cannot be told from rounding."
             )
+    if told:
+        told.append("Intervals over seeds have this noise inside; those over windows of one seed do not.")
+    if unknown:
+        where = f" at {listed(unknown)}" if several else ""
+        told.append(f"{twin} was not run beside {baseline}{where}: what rounding alone does there is not known.")
     return "\n\n".join(told)
 
 
 def claims_table(results: Mapping[str, Any], judged: Sequence[Verdict]) -> str:
-    """The paper's words, what was measured, and what follows."""
+    """The claims in the paper's words, what was measured, and what follows."""
     several = len(results["groups"]) > 1
-    heading = ("", *(["where"] if several else []), "the paper", "measured here", "verdict")
+    heading = ("", *(["where"] if several else []), "claim", "measured here", "verdict")
     rows = [heading]
     for one in judged:
         compared = f" against `{one.claim['against']}`" if one.claim.get("against") else ""
@@ -145,8 +142,8 @@ def claims_table(results: Mapping[str, Any], judged: Sequence[Verdict]) -> str:
             (str(one.number), *where, one.claim["says"], measured, f"**{one.verdict}** with “{_expected(one.claim)}”")
         )
     return (
-        f"{table(rows).strip()}\n\nA claim agrees where the whole 95% interval is where the paper says, and does not where all of it "
-        "is elsewhere; these intervals are not corrected for their number."
+        f"{table(rows).strip()}\n\nA claim agrees where the whole 95% interval lies where it says (in quotes: what was looked "
+        "for), and does not where all of it lies elsewhere. These intervals are not corrected for their number."
     )
 
 

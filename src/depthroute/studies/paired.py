@@ -182,11 +182,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def ordered_groups(results: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's groups; by their number, where the name of each has one (12 layers, 24 layers)."""
-    found = {name: re.search(r"\d+", name) for name in results["groups"]}
+    """A study's groups; by their number, where the name of each has one (12 layers, 24 layers; 0.5B, 7B)."""
+    found = {name: re.search(r"\d+(\.\d+)?", name) for name in results["groups"]}
     names = list(found)
     if all(found.values()):
-        names.sort(key=lambda name: int(found[name][0]))  # type: ignore[index]
+        names.sort(key=lambda name: float(found[name][0]))  # type: ignore[index]
     return {name: results["groups"][name] for name in names}
 
 
