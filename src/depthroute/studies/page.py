@@ -5,6 +5,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..evaluation.compare import CONFIDENCE
 from .page_details import caveats, commands, routing, run_facts
 from .page_tables import arms_tables, claims_table, noise_facts
 from .paired import WINDOWS, Comparison, comparisons
@@ -61,7 +62,7 @@ def _title(figure: str, results: Mapping[str, Any]) -> str:
 
 
 def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Sequence[Verdict]) -> str:
-    """What came out, in a sentence or two: how many claims hold, and the differences that are clear of zero."""
+    """What came out, in a few sentences: how many claims hold, and the differences that are clear of zero."""
     told = []
     if judged:
         counts = {verdict: count for verdict, count in counted(judged).items() if count}
@@ -69,33 +70,38 @@ def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Se
         claims = plural(len({one.number for one in judged}), "claim")
         of = claims if len(results["groups"]) == 1 else f"{plural(len(judged), 'verdict')} on {claims}"
         told.append(f"Of {of}, {listed(parts)}.")
-    several = len(results["groups"]) > 1
-    rows = [row for row in compared if row.arm != results["noise_arm"] and row.difference is not None]
-    clear = [(row, row.difference.mean) for row in rows if row.difference is not None and row.clear]
-    for way, chosen in (
-        ("lower", sorted((entry for entry in clear if entry[1] < 0), key=lambda entry: entry[1])),
-        ("higher", sorted((entry for entry in clear if entry[1] > 0), key=lambda entry: -entry[1])),
-    ):
+    rows = [(row, row.difference) for row in compared if row.difference is not None and row.arm != results["noise_arm"]]
+    if not rows:
+        return " ".join([*told, f"There is nothing to compare with `{results['baseline']}`."])
+    clear = sorted((difference.mean, row.arm, row.group) for row, difference in rows if row.clear)
+    lower = [entry for entry in clear if entry[0] < 0]
+    higher = [entry for entry in reversed(clear) if entry[0] > 0]
+    for way, chosen in (("lower", lower), ("higher", higher)):
         if chosen:
-            names = [
-                f"`{row.arm}`{f' at {row.group}' if several else ''} ({signed(mean)})"
-                for row, mean in chosen[:_NAMED_AT_ONCE]
-            ]
-            rest = [f"{len(chosen) - _NAMED_AT_ONCE} more"] if len(chosen) > _NAMED_AT_ONCE else []
-            told.append(
-                f"Validation loss is {way} than with `{results['baseline']}`, in nats: {listed([*names, *rest])}."
-            )
-    if rows:
-        open_rows = len(rows) - len(clear)
-        if not clear:
-            told.append(f"No arm's validation loss is told apart from that of `{results['baseline']}`.")
-        elif open_rows:
-            told.append(f"{plural(open_rows, 'other comparison')} of {len(rows)} cannot be told from zero.")
-    else:
-        told.append(f"There is nothing to compare with `{results['baseline']}`.")
-    if any(row.difference is not None and row.difference.over == WINDOWS for row in rows):
+            names = _named(chosen, len(results["groups"]) > 1)
+            told.append(f"Validation loss is {way} than with `{results['baseline']}`, in nats: {names}.")
+    if len(clear) < len(rows):
+        unclear = f"{len(rows) - len(clear)} of {len(rows)}" if clear else f"0 of {len(rows)}"
+        told.append(
+            f"{unclear} comparisons with `{results['baseline']}` {'cannot' if clear else 'can'} be told from zero{_uncorrected(compared)}."
+        )
+    if any(difference.over == WINDOWS for _, difference in rows):
         told.append("Where this rests on one seed, another may give something else.")
     return " ".join(told)
+
+
+def _named(chosen: Sequence[tuple[float, str, str]], several: bool) -> str:
+    names = [f"`{arm}`{f' at {group}' if several else ''} ({signed(mean)})" for mean, arm, group in chosen]
+    rest = len(names) - _NAMED_AT_ONCE
+    return listed([*names[:_NAMED_AT_ONCE], f"{rest} more"] if rest > 0 else names)
+
+
+def _uncorrected(compared: Sequence[Comparison]) -> str:
+    """How many intervals would be clear of zero, were each the only one."""
+    level = 1 - CONFIDENCE
+    p_values = [(row.difference.p_value, row.adjusted_p) for row in compared if row.difference is not None]
+    alone = sum(p is not None and adjusted is not None and p < level <= adjusted for p, adjusted in p_values)
+    return f" ({alone} could, had each been the only one)" if alone else ""
 
 
 def _verdict_lists(results: Mapping[str, Any], judged: Sequence[Verdict]) -> str:
