@@ -19,7 +19,7 @@ from depthroute.modeling.configuration_depthroute import nearest_names
 from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 
 from .card import write_card
-from .folder import check_apart, check_output
+from .folder import check_apart
 from .hashes import check_hashes, files_to_check, recorded_hashes, source_fingerprint
 from .keys import KeyPlan, plan_keys
 from .progress import Progress, announce, steps
@@ -27,7 +27,7 @@ from .reports import ConversionReport, read_fields
 from .routed import Request, RoutedSource
 from .routing import initial_value, meta_model
 from .source import Source, open_source
-from .unfinished import UnfinishedFolder, unfinished_folder
+from .unfinished import UnfinishedFolder, check_target, unfinished_folder
 from .verification import VERIFY_STEPS, compare
 from .way_back import leave_way_back, note_origin
 from .weights import bytes_of, is_finite
@@ -101,7 +101,7 @@ def convert(
         "fields": settings,
         "ignore_code": ignore_code,
     }
-    target = check_output(out, overwrite)
+    target = check_target(out, overwrite)
     announce(f"opening {source}", progress)
     opened = open_source(source, ignore_code)
     check_apart(opened.path, target)

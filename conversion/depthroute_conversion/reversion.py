@@ -17,7 +17,7 @@ from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import read_backbone_config
 
 from .architectures import ARCHITECTURES, Architecture
-from .folder import check_apart, check_output
+from .folder import check_apart
 from .hashes import source_fingerprint
 from .keys import listed, plan_keys
 from .probes import max_difference, probe_ids, standard_deviation
@@ -25,7 +25,7 @@ from .progress import Progress, steps
 from .represet import moved_routing, our_architecture
 from .routing import meta_model, promises_equality, read_converted_config
 from .source import FolderSource
-from .unfinished import UnfinishedFolder, unfinished_folder
+from .unfinished import UnfinishedFolder, check_target, unfinished_folder
 from .verification import clear_away, fits, source_outputs
 from .way_back import ENTRY, WAY_BACK, Origin, WayBack, read_way_back, sha256_of
 from .weights import INDEX, read_headers
@@ -141,7 +141,7 @@ def revert(
     """
     path = Path(folder).expanduser().resolve()
     config = read_converted_config(path)
-    target = check_output(out, overwrite)
+    target = check_target(out, overwrite)
     check_apart(path, target)
     way_back = read_way_back(path, config)
     stock = _stock_architecture(path, way_back.origin)

@@ -117,6 +117,22 @@ class UnfinishedFolder:
         _sync_folder(target.parent)
 
 
+def check_target(out: str | Path, overwrite: bool) -> Path:
+    """`check_output`, after what an earlier run left beside `out` was put in order, where there is any: a folder that it was
+    about to replace is put back, and where it had done everything but clear up, that is done now.
+
+    Raises:
+        Refused: another process is at work on the same target, or `check_output` refuses it.
+    """
+    target = Path(out).expanduser().resolve()
+    root = _beside(target)
+    if root.is_dir():
+        with _locked(root, target):
+            _put_back(root, target)
+            _clear_up(root, target)
+    return check_output(out, overwrite)
+
+
 @contextmanager
 def unfinished_folder(target: Path, request: Mapping[str, Any], overwrite: bool = False) -> Iterator[UnfinishedFolder]:
     """A folder to work in that takes the target's place at the end. A folder that `target` already is stays as it was until
@@ -132,12 +148,16 @@ def unfinished_folder(target: Path, request: Mapping[str, Any], overwrite: bool 
         Refused: another process is at work on the same target, or `check_output` refuses it.
         Unfinished: the disk is full, or fails; finished shards are kept.
     """
-    root = target.with_name(f".{target.name}.unfinished")
+    root = _beside(target)
     new_parents = [parent for parent in target.parents if not parent.exists()]
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root, target):
         _put_back(root, target)
-        check_output(target, overwrite)  # again: another process may have finished it meanwhile
+        try:
+            check_output(target, overwrite)  # again: another process may have finished it meanwhile
+        except Refused:
+            _clear_up(root, target)
+            raise
         work = None
         try:
             work = UnfinishedFolder(root, target.name, request)
@@ -170,6 +190,19 @@ def _locked(root: Path, target: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.unfinished")
+
+
+def _clear_up(root: Path, target: Path) -> None:
+    """Remove what is left of a run whose folder is in its place, and of one that had not begun any."""
+    if not target.exists() or (root / target.name).exists():
+        return
+    if (root / "journal.json").exists():
+        announce(f"{target}: whole: an earlier run finished it, and was stopped before it removed {root}", True)
+    _remove(root)
 
 
 def _put_back(root: Path, target: Path) -> None:

@@ -4,6 +4,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
 import depthroute_conversion.writing as writing
-from depthroute import convert
+from depthroute import convert, revert
 from depthroute.errors import Refused, Unfinished
 from depthroute_conversion.unfinished import unfinished_folder
 
@@ -37,7 +38,9 @@ KILLS = textwrap.dedent(
     from pathlib import Path
     import torch
     torch.set_num_threads(1)
+    import depthroute_conversion.unfinished as unfinished
     from depthroute import convert
+    from depthroute.errors import Refused
 
     source, root = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -77,6 +80,26 @@ KILLS = textwrap.dedent(
         print("killed" if alive else "ended", shards(out), *left, flush=True)
         if alive:
             assert os.waitpid(begin(out, verify), 0)[1] == 0
+
+    # the last moment: the folder is in its place, what is beside it is about to be removed
+    out = root / "last" / "out"
+    remove = unfinished._remove
+
+    def kill_instead(path):
+        if path == out.with_name(".out.unfinished"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        remove(path)
+
+    unfinished._remove = kill_instead
+    child = begin(out)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    unfinished._remove = remove
+    print("last", *sorted(os.listdir(out.parent)), flush=True)
+    try:
+        convert(source, out)
+    except Refused as error:
+        print("refused", error, flush=True)
+    print("then", *sorted(os.listdir(out.parent)), flush=True)
     """
 )
 
@@ -96,7 +119,7 @@ def test_ten_kills_and_the_same_bytes(large, tmp_path):
         [sys.executable, "-c", KILLS, str(large), str(tmp_path)], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    kills = [line.split() for line in done.stdout.splitlines()]
+    *kills, last, refused, then = [line.split() for line in done.stdout.splitlines()]
     assert len(kills) == 10
     # most of them hit, and some in the middle of the shards
     assert sum(kill[0] == "killed" for kill in kills) >= 7, kills
@@ -108,6 +131,11 @@ def test_ten_kills_and_the_same_bytes(large, tmp_path):
         assert left in ([], [".out.unfinished"]) if state == "killed" else left == ["out"]
         assert os.listdir(tmp_path / str(number)) == ["out"]
         assert tree(tmp_path / str(number) / "out") == expected[number > 7], number
+    # nothing is missing, so that the same command has nothing to do: it says so, and clears up
+    assert last == ["last", ".out.unfinished", "out"] and then == ["then", "out"]
+    assert refused[:1] == ["refused"] and "got an existing folder" in " ".join(refused)
+    assert f"{tmp_path / 'last' / 'out'}: whole: an earlier run finished it" in done.stderr
+    assert tree(tmp_path / "last" / "out") == expected[False]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------
@@ -325,7 +353,7 @@ def test_a_failed_rename_never_costs_the_old_folder(failing, old, monkeypatch):
 def test_a_kill_between_the_two_renames_loses_nothing(old):
     # what it leaves: the old folder is aside, the new one not there yet
     work = old.with_name(".out.unfinished")
-    work.mkdir()
+    (work / "out").mkdir(parents=True)
     old.rename(work / "replaced")
     with pytest.raises(Refused, match="got an existing folder"), unfinished_folder(old, {}):
         pass
@@ -334,6 +362,57 @@ def test_a_kill_between_the_two_renames_loses_nothing(old):
     with unfinished_folder(old, {}, overwrite=True) as folder:
         (folder.files / "new.txt").write_text("new")
     assert os.listdir(old) == ["new.txt"] and os.listdir(old.parent) == ["out"]
+
+
+def what_is_left_at_the_end(out: Path, replaced: bool = False) -> Path:
+    """A run was killed when its folder was in its place and nothing beside it was removed yet."""
+    work = out.with_name(".out.unfinished")
+    work.mkdir()
+    (work / "lock").touch()
+    (work / "journal.json").write_text(json.dumps({"request": {}, "hashes": {"model.safetensors": "0" * 64}}))
+    if replaced:
+        (work / "replaced").mkdir()
+        (work / "replaced" / "config.json").write_text("{}")
+    return work
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("way", ["convert", "revert", "overwrite"])
+def test_what_a_finished_run_left_is_cleared(way, replaced, originals, old, capsys, monkeypatch, request):
+    """Whatever is asked for next, and before a source is opened."""
+    work = what_is_left_at_the_end(old, replaced)
+    source = originals["qwen3"]
+    if way == "overwrite":
+        convert(source, old, overwrite=True, verify=False)
+        assert (old / "model.safetensors").is_file()
+    else:
+        if way == "revert":
+            source = request.getfixturevalue("converted")("qwen3")
+        monkeypatch.setattr("depthroute_conversion.conversion.open_source", lambda *a: pytest.fail("opened"))
+        with pytest.raises(Refused, match="got an existing folder, allowed: a new one, or this one with --overwrite"):
+            {"convert": convert, "revert": revert}[way](source, old)
+        assert (old / "config.json").read_text() == "{}"
+    assert os.listdir(old.parent) == ["out"]
+    errors = capsys.readouterr().err
+    assert f"{old}: whole: an earlier run finished it, and was stopped before it removed {work}" in errors
+    assert "starting afresh" not in errors
+
+
+def test_what_can_be_gone_on_from_is_not_cleared(stopped, stop_at):
+    source, out, _ = stopped
+    out.mkdir()
+    with pytest.raises(Refused, match="got an existing folder"):
+        convert(source, out, **OPTIONS)
+    out.rmdir()
+    written = stop_at(None)
+    convert(source, out, **OPTIONS)
+    assert len(written) == len(list(out.glob("*.safetensors"))) - 3
+
+
+def test_a_refusal_under_the_lock_leaves_nothing(old):
+    with pytest.raises(Refused, match="got an existing folder"), unfinished_folder(old, {}):
+        pass
+    assert os.listdir(old.parent) == ["out"]
 
 
 # -- a full disk ------------------------------------------------------------------------------------------------------
