@@ -92,7 +92,7 @@ class UnfinishedFolder:
 
     def note(self, name: str, digest: str) -> None:
         """This file is finished and on the disk."""
-        _sync_folder(self.files)
+        _sync(self.files)
         self._hashes[name] = digest
         self._save()
 
@@ -105,8 +105,9 @@ class UnfinishedFolder:
         partial.replace(self._journal)
 
     def appear(self, target: Path) -> None:
-        """Put the folder in its place, in that of a folder that is there already. Nothing is lost if it fails."""
-        _sync_folder(self.files)
+        """Put the folder in its place, in that of a folder that is there already. Nothing is lost if it fails, and everything in
+        it is on the disk before it has its name."""
+        _sync_all(self.files)
         if target.exists():
             target.rename(self.root / "replaced")
         try:
@@ -114,7 +115,7 @@ class UnfinishedFolder:
         except BaseException:
             _put_back(self.root, target)
             raise
-        _sync_folder(target.parent)
+        _sync(target.parent)
 
 
 def check_target(out: str | Path, overwrite: bool) -> Path:
@@ -237,11 +238,16 @@ def _remove_empty(folders: list[Path]) -> None:
             return
 
 
-def _sync_folder(folder: Path) -> None:
-    """Names on the disk, and not only contents. Windows has no such call, and needs none."""
+def _sync_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Put a file's contents, or the names in a folder, on the disk. Windows has no such call for what is only read."""
     if os.name == "nt":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
