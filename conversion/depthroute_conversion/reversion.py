@@ -143,7 +143,7 @@ def revert(
     config = read_converted_config(path)
     target = check_target(out, overwrite)
     check_apart(path, target)
-    way_back = read_way_back(path, config)
+    way_back = read_way_back(path)
     stock = _stock_architecture(path, way_back.origin)
     ours = our_architecture(path, config)
     stored = read_headers(path)

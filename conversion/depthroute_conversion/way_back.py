@@ -3,13 +3,14 @@
 """What a conversion notes about its source, so that there is a way back.
 
 `converted_from` in `config.json` says what the model was: it travels with every save, also after training.
-`depthroute_source.json` beside the weights says more: every tensor of the source with its key, file and SHA-256, or why the
-bytes are no longer the source's. Neither names a path.
+`depthroute_source.json` beside the weights says what its bytes were: every tensor of the source with its key, file and SHA-256,
+or why they are no longer the source's. Neither names a path.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from .weights import INDEX, bytes_of, read_headers
 WAY_BACK = "depthroute_source.json"
 ENTRY = "converted_from"
 _PRIVATE = ("_name_or_path", "auto_map")  # code stays behind, and what names it with it
-_FORMAT = 1
+_FORMAT = 2
+_READ = (1, _FORMAT)
+"""Formats that are read. The first also had what the configuration has, as `origin`."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,13 @@ def note_origin(config: DepthRouteConfig, source: Source) -> None:
     """Set the entry in the configuration of a conversion; one of our own folders hands on the entry that it has."""
     if source.config.model_type != "depthroute":
         setattr(config, ENTRY, asdict(origin_of(source)))
-    elif (entry := read_converted_entry(source.path)) is not None:
+    elif isinstance(entry := read_converted_entry(source.path), dict):
         setattr(config, ENTRY, entry)
 
 
-def read_converted_entry(folder: Path) -> dict[str, Any] | None:
-    """The entry in the configuration of a folder of ours; None where it was trained from scratch."""
-    entry = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(ENTRY)
-    return entry if isinstance(entry, dict) else None
+def read_converted_entry(folder: Path) -> Any:
+    """The entry in the configuration of a folder of ours, as it stands there; None where it was trained from scratch."""
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(ENTRY)
 
 
 def leave_way_back(folder: Path, source: Source, plan: KeyPlan, dtype: torch.dtype | None) -> None:
@@ -154,33 +156,45 @@ def leave_way_back(folder: Path, source: Source, plan: KeyPlan, dtype: torch.dty
     if source.config.model_type != "depthroute":
         written = FolderSource(folder, folder.name, source.config, source.architecture, read_headers(folder))
         way_back = find_way_back(source, plan, written.read, dtype)
-    elif (source.path / WAY_BACK).is_file():
-        way_back = read_way_back(source.path, source.config)
+    elif (source.path / WAY_BACK).is_file() and read_converted_entry(source.path) is not None:
+        way_back = read_way_back(source.path)
         if cast := _cast(source, source.shapes(), dtype):
             way_back = WayBack(way_back.origin, [*way_back.differs, cast])
     else:
         return
-    write_json(folder / WAY_BACK, {"format": _FORMAT, **asdict(way_back)})
+    entries = asdict(way_back)
+    del entries["origin"]  # the configuration has it
+    write_json(folder / WAY_BACK, {"format": _FORMAT, **entries})
 
 
-def read_way_back(folder: Path, config: Any) -> WayBack:
-    """What a folder says about its source: its `depthroute_source.json`; without one the entry of its configuration, and that
-    the bytes are not known.
+def read_way_back(folder: Path) -> WayBack:
+    """What a folder says about its source: the entry of its configuration, and its `depthroute_source.json`, without which the
+    bytes are not known.
 
     Raises:
-        Refused: neither, or one that cannot be read.
+        Refused: no such entry, or one of the two that cannot be read.
     """
+    if (entry := read_converted_entry(folder)) is None:
+        raise Refused(f"{folder / 'config.json'}: no {ENTRY}, allowed: a conversion of a stock model, which has one")
+    with _as_written(f"{folder / 'config.json'}: {ENTRY}"):
+        origin = _origin(entry)
     path = folder / WAY_BACK
+    if not path.is_file():
+        return WayBack(origin, [f"{WAY_BACK} is missing, the model was saved anew since"])
+    with _as_written(path):
+        return _parsed(json.loads(path.read_text(encoding="utf-8")), origin)
+
+
+@contextmanager
+def _as_written(where: Path | str) -> Iterator[None]:
+    """
+    Raises:
+        Refused: what is read there is not as a conversion wrote it.
+    """
     try:
-        if path.is_file():
-            return _parsed(json.loads(path.read_text(encoding="utf-8")))
-        if isinstance(entry := getattr(config, ENTRY, None), dict):
-            return WayBack(_origin(entry), [f"{WAY_BACK} is missing, the model was saved anew since"])
+        yield
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(f"{path}: {type(error).__name__}, allowed: as `depthroute convert` wrote it") from error
-    raise Refused(
-        f"{folder}: no {WAY_BACK}, and no {ENTRY} in config.json; allowed: a conversion of a stock model, which has them"
-    )
+        raise Refused(f"{where}: {type(error).__name__}, allowed: as `depthroute convert` wrote it") from error
 
 
 def _cast(source: Source, keys: Any, dtype: torch.dtype | None) -> str | None:
@@ -197,8 +211,8 @@ def _index_metadata(folder: Path) -> dict[str, Any] | None:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _parsed(entries: dict[str, Any]) -> WayBack:
-    if entries["format"] != _FORMAT:
+def _parsed(entries: dict[str, Any], origin: Origin) -> WayBack:
+    if entries["format"] not in _READ:
         raise ValueError(f"format {entries['format']}")
     tensors = {key: KeptTensor(**value) for key, value in entries["tensors"].items()}
     files = {_name(name): KeptFile(**value) for name, value in entries["files"].items()}
@@ -207,9 +221,7 @@ def _parsed(entries: dict[str, Any]) -> WayBack:
         raise ValueError("its files do not have every tensor once")
     if not (index is None or isinstance(index, dict)):
         raise TypeError("its index is no object")
-    return WayBack(
-        _origin(entries["origin"]), _texts(entries["differs"]), tensors, files, index, _texts(entries["left_out"])
-    )
+    return WayBack(origin, _texts(entries["differs"]), tensors, files, index, _texts(entries["left_out"]))
 
 
 def _origin(entries: dict[str, Any]) -> Origin:

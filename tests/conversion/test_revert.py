@@ -96,7 +96,8 @@ def test_nothing_in_the_folder_names_a_path(copy_of, tmp_path):
     convert(source, tmp_path / "out")
     for name in ("config.json", WAY_BACK):
         text = (tmp_path / "out" / name).read_text()
-        assert "somebody" not in text and str(tmp_path) not in text and "copy-of-qwen3" in text
+        assert "somebody" not in text and str(tmp_path) not in text
+    assert "copy-of-qwen3" in (tmp_path / "out" / "config.json").read_text()
 
 
 # -- what was trained -------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def test_what_is_no_conversion_is_refused(originals, converted, tmp_path):
     DepthRouteForCausalLM(
         DepthRouteForCausalLM.config_class.from_preset("delta", base=tiny_qwen3_config())
     ).save_pretrained(tmp_path / "scratch")
-    with pytest.raises(Refused, match=f"no {WAY_BACK}, and no converted_from in config.json"):
+    with pytest.raises(Refused, match="config.json: no converted_from, allowed: a conversion of a stock model"):
         revert(tmp_path / "scratch", tmp_path / "back")
     folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "damaged"))
     (folder / WAY_BACK).write_text("{")
@@ -274,8 +275,7 @@ FILE = "model.safetensors"
     lambda e: e.update(files={}),
     lambda e: e.update(index=[]),
     lambda e: e.update(differs=[1]),
-    lambda e: e["origin"].update(config="abc"),
-    lambda e: e["origin"].update(architecture=["Qwen3ForCausalLM"]),
+    lambda e: e.update(format=3),
     lambda e: e.clear(),
 ])  # fmt: skip
 def test_a_damaged_record_is_refused_in_one_line(damage, converted, tmp_path):
@@ -286,6 +286,34 @@ def test_a_damaged_record_is_refused_in_one_line(damage, converted, tmp_path):
     with pytest.raises(Refused, match=f"{WAY_BACK}: .*, allowed: as `depthroute convert` wrote it"):
         revert(folder, tmp_path / "back")
     assert [path.name for path in tmp_path.iterdir()] == ["edited"]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda e: 5,
+    lambda e: {},
+    lambda e: {**e, "config": "abc"},
+    lambda e: {**e, "architecture": ["Qwen3ForCausalLM"]},
+    lambda e: {**e, "more": 1},
+])  # fmt: skip
+def test_a_damaged_entry_of_the_configuration_is_refused_in_one_line(damage, converted, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "edited"))
+    before = json.loads((folder / "config.json").read_text())["converted_from"]
+    edit_json(folder / "config.json", converted_from=damage(before))
+    with pytest.raises(Refused, match="config.json: converted_from: .*, allowed: as `depthroute convert` wrote it"):
+        revert(folder, tmp_path / "back")
+
+
+def test_what_a_model_was_is_written_once_and_old_folders_that_have_it_twice_are_read(converted, originals, tmp_path):
+    folder = Path(shutil.copytree(converted("qwen3"), tmp_path / "old"))
+    record, config = (json.loads((folder / name).read_text()) for name in (WAY_BACK, "config.json"))
+    assert "origin" not in record and "config" not in record and config["converted_from"]["source"] == "tiny-qwen3"
+    (folder / WAY_BACK).write_text(json.dumps({**record, "format": 1, "origin": config["converted_from"]}))
+    assert revert(folder, tmp_path / "back").identical and stored(tmp_path / "back") == stored(originals["qwen3"])
+    # and handed on as it is written today
+    convert(folder, tmp_path / "wav", "wav", verify=False)
+    assert "origin" not in json.loads((tmp_path / "wav" / WAY_BACK).read_text())
+    assert revert(tmp_path / "wav", tmp_path / "again").identical
+    assert stored(tmp_path / "again") == stored(originals["qwen3"])
 
 
 def test_a_record_without_a_tensor_does_not_pass_for_whole(converted, tmp_path):
