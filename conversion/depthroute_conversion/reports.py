@@ -8,7 +8,7 @@ from typing import Any
 
 from depthroute import DepthRouteConfig
 from depthroute.errors import CheckFailed
-from depthroute.modeling.configuration_depthroute import MEANT_FOR, family_fields
+from depthroute.modeling.configuration_depthroute import HOSTING_FIELDS, MEANT_FOR, family_fields
 
 from .keys import listed
 
@@ -18,8 +18,9 @@ CONTROL_KINDS = {"query": "one routing query", "gate_bias": "one gate", "mlp_sca
 
 
 def read_fields(config: DepthRouteConfig) -> list[str]:
-    """The routing fields that mean something for this residual."""
-    return [name for name in family_fields() if config.residual_type in MEANT_FOR.get(name, (config.residual_type,))]
+    """The routing fields that mean something for this residual; what hosts the backbone says nothing about routing."""
+    routing = [name for name in family_fields() if name not in HOSTING_FIELDS]
+    return [name for name in routing if config.residual_type in MEANT_FOR.get(name, (config.residual_type,))]
 
 
 @dataclass(frozen=True)

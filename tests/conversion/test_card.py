@@ -40,6 +40,16 @@ def test_card_of_a_local_source(originals, converted):
     assert "$" not in card.text and str(originals["qwen3"].parent) not in card.text
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_card_s_fields_are_of_the_routing(name, converted):
+    """Not what hosts the backbone: that the output projection would have biases, if a Llama's attention had any."""
+    text = (converted(name) / "README.md").read_text()
+    assert "attention_output_bias" not in text and "qk_norm" not in text
+    _, _, fields = text.partition("## Fields\n")
+    assert "| `depth_block_size` | `1` |" in fields and "| `depth_anchored` | `True` |" in fields
+    assert "attention_bias" not in fields
+
+
 def test_card_of_a_hub_source(hub, tmp_path):
     report = convert("owner/tiny-model", tmp_path / "out")
     assert report.source == "owner/tiny-model"
