@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is shipped: the wheel's contents, its metadata, the lock files, and the layout of the source tree."""
 
+import ast
 import re
 import subprocess
 import sys
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,45 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 def metadata(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     return message_from_bytes(wheel.read(name))
+
+
+# what is imported and not asked for by name: whoever asks for it also decides about its version
+BROUGHT = {
+    "huggingface-hub": "transformers",
+    "pillow": "matplotlib",
+    "pyarrow": "datasets",
+    "tokenizers": "transformers",
+    "triton": "torch",
+}
+
+
+def test_everything_that_is_imported_is_asked_for(metadata):
+    asked = {canonical(re.match(r"[\w.-]+", line)[0]) for line in metadata.get_all("Requires-Dist")}
+    assert set(BROUGHT.values()) <= asked
+    distributions = packages_distributions()
+    undeclared = {}
+    for package, folder in PACKAGES.items():
+        for file in (ROOT / folder / package).rglob("*.py"):
+            for name in imported(file) - set(sys.stdlib_module_names) - set(PACKAGES):
+                found = {canonical(each) for each in distributions.get(name, [name])}
+                if not found & (asked | set(BROUGHT)):
+                    undeclared.setdefault(name, []).append(file.relative_to(ROOT).as_posix())
+    assert not undeclared
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imported(file: Path) -> set[str]:
+    """The top-level packages that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def lock_lines(name: str) -> list[str]:
