@@ -1,6 +1,7 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""For tests that need several processes: run a function of a test file in each of them, inside one gloo group."""
+"""For tests that need several processes: run a function of a test file in each of them, inside one gloo group; and what those of
+data parallelism have in common."""
 
 import importlib.util
 import json
@@ -15,7 +16,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conftest import PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
 from torch.distributed.tensor import DTensor
+
+from depthroute import DepthRouteForCausalLM
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CASES = {**{preset: (preset, {}) for preset in PRESETS}, "delta-block with experts": ("delta-block", EXPERTS)}
+"""Preset and further fields of what `build` makes."""
+
+
+def build(case: str) -> DepthRouteForCausalLM:
+    """A model of four layers whose routing is far from its start, the same in every process; it is in training."""
+    preset, fields = CASES[case]
+    torch.manual_seed(0)
+    model = DepthRouteForCausalLM(tiny_config(preset, base=tiny_qwen3_config(num_hidden_layers=4), **fields)).train()
+    randomize_routing(model, scale=0.3)
+    return model
+
+
+def tokens() -> torch.Tensor:
+    """[2 processes, 2, 9]."""
+    return torch.randint(1, 97, (2, 2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def run_together(worker: Callable[..., Any], folder: Path, processes: int = 2, timeout: float = 240) -> list[Any]:

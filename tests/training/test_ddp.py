@@ -6,12 +6,10 @@ import copy
 
 import pytest
 import torch
-from conftest import PRESETS, randomize_routing, tiny_config, tiny_qwen3_config
 from peft import LoraConfig, get_peft_model
-from process_helpers import gradient_gaps, run_together
+from process_helpers import CASES, build, gradient_gaps, loss, run_together, tokens
 from torch.nn.parallel import DistributedDataParallel
 
-from depthroute import DepthRouteForCausalLM
 from depthroute.errors import Refused
 from depthroute.training import (
     DepthRouteTrainer,
@@ -24,24 +22,9 @@ from depthroute.training import (
 # float32 through eight sublayers, summed in another order: at most 2e-5 was seen. A process whose share is lost, or counted
 # twice, is off by a number of order one
 TOLERANCE = 2e-4
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-CASES = {**{preset: (preset, {}) for preset in PRESETS}, "delta-block with experts": ("delta-block", EXPERTS)}
 TRAINED = ["attnres-block", "delta"]
 RUNS = [(case, kind) for case in CASES for kind in ("all", "lora")]
 RUNS += [(case, "checkpointing") for case in ("attnres", "delta-block", "rd-attnres", "dar")]
-
-
-def tokens() -> torch.Tensor:
-    """[2 processes, 2, 9]."""
-    return torch.randint(1, 97, (2, 2, 9), generator=torch.Generator().manual_seed(1))
-
-
-def build(case: str) -> DepthRouteForCausalLM:
-    preset, fields = CASES[case]
-    torch.manual_seed(0)
-    model = DepthRouteForCausalLM(tiny_config(preset, base=tiny_qwen3_config(num_hidden_layers=4), **fields)).train()
-    randomize_routing(model, scale=0.3)
-    return model
 
 
 def adapt(model):
@@ -65,10 +48,6 @@ def prepare(case: str, kind: str):
     elif kind == "checkpointing":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def loss(model, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def in_parallel(rank, folder):

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import PRESETS, randomize_routing, run_alone, tiny_config, tiny_qwen3_config
+from conftest import run_alone
 from peft import LoraConfig, get_peft_model
-from process_helpers import gradient_gaps, run_together, whole
+from process_helpers import CASES, build, gradient_gaps, loss, run_together, tokens, whole
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,28 +24,9 @@ from depthroute.training.memory import training_memory
 # float32 through eight sublayers, summed in another order: at most 2e-5 was seen. A shard that is lost, or counted twice, is off
 # by a number of order one
 TOLERANCE = 2e-4
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-CASES = {**{preset: (preset, {}) for preset in PRESETS}, "delta-block with experts": ("delta-block", EXPERTS)}
 WRAPPED = ["attnres", "delta-block", "rd-attnres"]
 KINDS = ["checkpointing", "reentrant checkpointing", "lora"]
 SAVED = "rd-attnres"
-
-
-def tokens() -> torch.Tensor:
-    """[2 processes, 2, 9]."""
-    return torch.randint(1, 97, (2, 2, 9), generator=torch.Generator().manual_seed(1))
-
-
-def build(case: str) -> DepthRouteForCausalLM:
-    preset, fields = CASES[case]
-    torch.manual_seed(0)
-    model = DepthRouteForCausalLM(tiny_config(preset, base=tiny_qwen3_config(num_hidden_layers=4), **fields)).train()
-    randomize_routing(model, scale=0.3)
-    return model
-
-
-def loss(model, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def compare(alone, model, rank) -> dict:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import randomize_routing, tiny_config, tiny_qwen3_config
 from peft import LoraConfig, get_peft_model
-from process_helpers import gradient_gaps, run_together, whole
+from process_helpers import EXPERTS, gradient_gaps, run_together, whole
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import Qwen3MoeConfig
 from transformers.distributed import DistributedConfig
@@ -19,7 +19,6 @@ from depthroute.training import optimizer_groups, routing_module_names, routing_
 # float32 through eight sublayers, summed in another order: at most 2e-5 was seen. What is left out of a sum over the processes,
 # or counted twice, is off by a number of order one
 TOLERANCE = 2e-4
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CASES = {
     **{preset: (preset, {}) for preset in ("standard", "attnres", "delta-block", "rd-attnres", "wav", "dar", "mhc")},
     "layerscale": ("layerscale", {}),
