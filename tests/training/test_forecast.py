@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run is expected to take: tokens as Trainer counts them, work, and a warm-up that leaves no trace."""
 
+import json
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, default_data_collator
 from depthroute import DepthRouteConfig, cli
 from depthroute.training import DepthRouteTrainer, DepthRouteTrainingArguments
 from depthroute.training.data import PackedBlocks
+from depthroute.training.engines import engine_file, engine_of
 from depthroute.training.forecast import (
     count_steps,
     duration,
@@ -113,18 +115,57 @@ def test_memory_of_other_models(stock, tmp_path):
     assert expected.memory == {} and expected.lines()["memory per process"] == "not estimated: another family"
 
 
-@pytest.mark.parametrize(("variable", "engine"), [("FSDP", "fsdp"), ("DEEPSPEED", "zero3")])
-def test_what_accelerate_divides_is_not_tried_whole(variable, engine, graft, tmp_path, monkeypatch):
+DIVIDED = {
+    "fsdp": ({"USE_FSDP": "true"}, "the model"),
+    "zero1": ({"USE_DEEPSPEED": "true", "DEEPSPEED_ZERO_STAGE": "1"}, "its optimizer"),
+    "zero2": ({"USE_DEEPSPEED": "true"}, "its optimizer"),  # where accelerate is not told a stage
+    "zero3": ({"USE_DEEPSPEED": "true", "DEEPSPEED_ZERO_STAGE": "3"}, "the model"),
+}
+
+
+@pytest.mark.parametrize("engine", DIVIDED)
+def test_what_accelerate_divides_is_not_tried_whole(engine, graft, tmp_path, monkeypatch):
     """`accelerate launch` tells engine and precision by environment variables alone. A model that needs all devices would not fit
     one of them in a warm-up."""
     model, training = graft("delta-block"), arguments(tmp_path, max_steps=1)
-    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
+    told, divided = DIVIDED[engine]
+    for name, value in told.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setattr(type(model), "forward", None)
     expected = forecast(model, training, None, 16)
-    assert expected.seconds is None and "divided among processes" in expected.not_measured
+    assert expected.seconds is None
+    assert expected.not_measured == f"{divided} is divided among processes when training starts"
     known = training_memory(model.config, batch_size=8, sequence_length=16, engine=engine, precision="mixed")
     assert expected.memory == {**known._asdict(), "total": known.total}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("told", ["dict", "text", "file", "accelerate"])
+def test_the_stage_is_the_configuration_s(told, stage, tmp_path, monkeypatch):
+    entries = {"zero_optimization": {"stage": stage}}
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps(entries))
+    training = arguments(tmp_path)
+    if told == "accelerate":
+        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    else:  # as given: making the arguments with it needs DeepSpeed
+        training.deepspeed = {"dict": entries, "text": json.dumps(entries), "file": str(file)}[told]
+    assert engine_of(training) == (f"zero{stage}" if stage else "single")
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3-offload"])
+def test_the_packaged_configurations_are_what_they_are_called(name, tmp_path):
+    training = arguments(tmp_path)
+    training.deepspeed = str(engine_file(name))
+    assert engine_of(training) == "zero3"
+
+
+def test_deepspeed_without_zero_divides_nothing(tmp_path):
+    training = arguments(tmp_path)
+    training.deepspeed = {"train_batch_size": 8}
+    assert engine_of(training) == "single"
 
 
 def test_the_warm_up_has_the_precision_that_accelerate_was_told(graft, tmp_path, monkeypatch):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import PRESETS, tiny_config, tiny_qwen3_config
 
+import depthroute.training.memory as memory_module
 from depthroute import DepthRouteConfig, DepthRouteForCausalLM
 from depthroute.errors import Refused
-from depthroute.training.memory import parameter_sizes, training_memory
+from depthroute.training.memory import ENGINES, parameter_sizes, training_memory
 from depthroute_kernels.benchmarks.measure import saved_bytes
 
 
@@ -130,15 +131,61 @@ def test_engines_divide_what_they_divide():
     one = training_memory(config, batch_size=1, sequence_length=8)
     by_engine = {
         name: training_memory(config, batch_size=1, sequence_length=8, engine=name, devices=4)
-        for name in ("ddp", "fsdp", "zero3")
+        for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")
     }
     assert by_engine["ddp"].states == one.states and by_engine["ddp"].communication == one.gradients
     assert by_engine["fsdp"].states == pytest.approx(one.states / 4, abs=4)
     # the working copy, in float32 here: a quarter more of states
     assert by_engine["zero3"].states == pytest.approx(one.states / 4 * 1.25, abs=4)
+    assert by_engine["zero1"].communication == by_engine["zero2"].communication == one.gradients
     assert one.communication == 0 < by_engine["fsdp"].communication
     assert all(memory.activations == one.activations for memory in by_engine.values())
     assert one.total == sum(one)
+
+
+# bytes of each parameter on one of four devices under bf16, at 2 of a working copy and 4 of a master: weights (working copy and
+# master), gradients, moments
+PER_PARAMETER = {
+    "single": (4, 4, 8),
+    "ddp": (4, 4, 8),
+    "fsdp": (4 / 4, 4 / 4, 8 / 4),
+    "zero1": (2 + 4 / 4, 2, 8 / 4),
+    "zero2": (2 + 4 / 4, 4 / 4, 8 / 4),
+    "zero3": (2 / 4 + 4 / 4, 4 / 4, 8 / 4),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_each_engine_divides(engine):
+    config = config_of("delta-block")
+    memory = training_memory(
+        config, batch_size=1, sequence_length=8, engine=engine, devices=4, precision="mixed", checkpointing=True
+    )
+    parameters = parameter_sizes(config).total
+    expected = [number * parameters for number in PER_PARAMETER[engine]]
+    assert [memory.parameters, memory.gradients, memory.optimizer] == pytest.approx(expected, abs=2)
+
+
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_masters_and_gradients_of_zero_are_of_what_is_trained(engine):
+    """With adapters the rest of the model is there in the working precision alone."""
+    config = config_of("delta-block")
+    memory = training_memory(
+        config, batch_size=1, sequence_length=8, engine=engine, devices=2, precision="mixed", trained=1000
+    )
+    weights = 2 * parameter_sizes(config).total / (2 if engine == "zero3" else 1)
+    assert memory.parameters == pytest.approx(weights + 2000, abs=2)
+    assert (memory.gradients, memory.optimizer) == (2000, 4000)
+
+
+def test_zero_sends_no_more_than_a_bucket_at_a_time(monkeypatch):
+    config = config_of("delta-block")
+    options = {"batch_size": 1, "sequence_length": 8, "precision": "mixed"}
+    monkeypatch.setattr(memory_module, "ZERO_BUCKET", 5000)
+    for engine in ("zero1", "zero2"):
+        assert training_memory(config, engine=engine, devices=2, **options).communication == 2 * 5000
+        assert training_memory(config, engine=engine, devices=2, trained=1000, **options).communication == 2 * 1000
+        assert training_memory(config, engine=engine, devices=1, **options).communication == 0
 
 
 def test_adapters_train_few():
@@ -148,7 +195,9 @@ def test_adapters_train_few():
 
 def test_refusals_name_the_field():
     config = DepthRouteConfig(num_hidden_layers=2)
-    with pytest.raises(Refused, match="engine: got 'fdsp', allowed: single, ddp, fsdp, zero3; nearest: fsdp"):
+    with pytest.raises(
+        Refused, match="engine: got 'fdsp', allowed: single, ddp, fsdp, zero1, zero2, zero3; nearest: fsdp"
+    ):
         training_memory(config, batch_size=1, sequence_length=1, engine="fdsp")
     with pytest.raises(Refused, match="precision: got 'bf16'"):
         training_memory(config, batch_size=1, sequence_length=1, precision="bf16")
