@@ -16,7 +16,7 @@ source: its query and norm are in the files, have no effect, and are left out.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ from depthroute.modeling.depth_schedule import live_reads, read_count, read_name
 from .architectures import ARCHITECTURES, Architecture
 from .imported_reference import AttnResReference
 from .keys import KeyRules, Rename, listed
-from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, carried_config
-from .side_files import SideFiles
+from .routed import EXPORT_GAP, ROUNDING_GAP, RoutedSource
 from .source import FolderSource
 from .source_config import check_code
 from .weights import StoredTensor, read_headers
@@ -204,46 +203,32 @@ ORIGINS: dict[str, Origin] = {
 # -- the source -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class ImportedSource(RoutedSource):
-    """A foreign folder under our names: its backbone's tensors and those of its routing, queries as [D].
+    """A foreign folder: its backbone's tensors and those of its routing, queries as [D].
 
     Attributes:
-        routing: the configuration that computes what the folder's own code does.
+        hosted: what its configuration says.
         theirs: our key → the stored one.
     """
 
-    path: Path
-    label: str
-    config: PreTrainedConfig
-    architecture: Architecture
-    hosted: Hosted
-    routing: DepthRouteConfig
-    stored: Mapping[str, StoredTensor]
-    theirs: Mapping[str, str]
-    origin: str
-    hub_id: str | None = None
-    decisions: tuple[str, ...] = ()
-    _folder: FolderSource = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._folder = FolderSource(self.path, self.label, self.config, self.architecture, self.stored, self.hub_id)
-
-    rules = KeyRules()
     carries_routing = True
     loads_whole = True
 
+    def __init__(self, folder: FolderSource, routing: DepthRouteConfig, hosted: Hosted, theirs: Mapping[str, str]):
+        super().__init__(folder, routing)
+        self.hosted, self.theirs = hosted, theirs
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        found = {key: self.stored[theirs].shape for key, theirs in self.theirs.items()}
+        found = {key: self.folder.stored[theirs].shape for key, theirs in self.theirs.items()}
         width = (self.config.hidden_size,)
         queries = {key: width for key, shape in found.items() if key.endswith("_read.query") and shape == (1, *width)}
         return {**found, **queries}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        return {key: self.stored[theirs].dtype for key, theirs in self.theirs.items()}
+        return {key: self.folder.stored[theirs].dtype for key, theirs in self.theirs.items()}
 
     def read(self, key: str) -> Tensor:
-        return self._folder.read(self.theirs[key]).reshape(self.shapes()[key])
+        return self.folder.read(self.theirs[key]).reshape(self.shapes()[key])
 
     def is_verbatim(self, key: str) -> bool:
         return False  # other names, and not all of them
@@ -255,12 +240,6 @@ class ImportedSource(RoutedSource):
             None, config=self.config, state_dict=dict(backbone), dtype=dtype, attn_implementation="sdpa"
         )
         return AttnResReference(stock.eval(), routing, self.hosted.unit, self.hosted.adds)
-
-    def copy_side_files(self, out: Path) -> SideFiles:
-        return self._folder.copy_side_files(out)
-
-    def target_config(self, request: Request) -> DepthRouteConfig:
-        return carried_config(self.label, self.routing, request, self.read, self.shapes())
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
         return EXPORT_GAP if config.depth_anchored else ROUNDING_GAP
@@ -294,9 +273,8 @@ def open_imported(
     kept = {key: name for key, name in theirs.items() if "_read." not in key or key.rpartition(".")[0] in live}
     left_out = [name for key, name in theirs.items() if key not in kept]
     decisions = (f"without effect, left out: {listed(left_out)}",) if left_out else ()
-    return ImportedSource(
-        folder, label, hosted.config, hosted.architecture, hosted, routing, stored, kept, origin.name, hub_id, decisions
-    )
+    found = FolderSource(folder, label, hosted.config, hosted.architecture, stored, hub_id, decisions)
+    return ImportedSource(found, routing, hosted, kept)
 
 
 def _check_keys(

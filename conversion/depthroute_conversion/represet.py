@@ -11,7 +11,6 @@ The second kind carries its routing: the tensors of its reads are copied like al
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,10 +27,8 @@ from depthroute.modeling.configuration_depthroute import backbone_fields, family
 from depthroute.modeling.modeling_depthroute import RESIDUALS
 
 from .architectures import Architecture
-from .keys import KeyRules
-from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, built, carried_config, why_anchoring_matters
+from .routed import EXPORT_GAP, ROUNDING_GAP, Request, RoutedSource, built, why_anchoring_matters
 from .routing import initial_routing, meta_model, promises_equality, read_converted_config
-from .side_files import SideFiles
 from .source import FolderSource
 from .weights import StoredTensor, read_headers
 
@@ -76,55 +73,38 @@ def _no_tensor(key: str) -> Tensor:
     raise KeyError(key)
 
 
-@dataclass
 class OwnSource(RoutedSource):
-    """A folder of our own family.
+    """A folder of our own family. The configuration of what is stored is that of the function that it computes: its own, or the
+    standard residual's where that is the same; then its tensors are without those of the routing, which starts anew.
 
     Attributes:
-        config: of the function that it computes: its own configuration, or the standard residual's where that is the same.
         routing: its own configuration.
-        stored: its tensors, without those of the routing where that starts anew.
         carries_routing: whether the routing comes along.
     """
 
-    path: Path
-    label: str
-    config: DepthRouteConfig
-    routing: DepthRouteConfig
-    architecture: Architecture
-    stored: Mapping[str, StoredTensor]
-    carries_routing: bool
-    hub_id: str | None = None
-    decisions: tuple[str, ...] = ()
-    _folder: FolderSource = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._folder = FolderSource(self.path, self.label, self.config, self.architecture, self.stored, self.hub_id)
-
-    rules = KeyRules()
+    def __init__(self, folder: FolderSource, routing: DepthRouteConfig, carries_routing: bool):
+        super().__init__(folder, routing)
+        self.carries_routing = carries_routing
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._folder.shapes()
+        return self.folder.shapes()
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        return self._folder.dtypes()
+        return self.folder.dtypes()
 
     def read(self, key: str) -> Tensor:
-        return self._folder.read(key)
+        return self.folder.read(key)
 
     def is_verbatim(self, key: str) -> bool:
-        return True
+        return self.folder.is_verbatim(key)
 
     def files(self) -> dict[str, Path]:
-        return self._folder.files()
-
-    def copy_side_files(self, out: Path) -> SideFiles:
-        return self._folder.copy_side_files(out)
+        return self.folder.files()
 
     def target_config(self, request: Request) -> DepthRouteConfig:
-        if not self.carries_routing:
-            return restarted_config(self.label, self.routing, request)
-        return carried_config(self.label, self.routing, request, self.read, self.shapes())
+        if self.carries_routing:
+            return super().target_config(request)
+        return restarted_config(self.label, self.routing, request)
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
         if self.carries_routing:
@@ -158,7 +138,8 @@ def open_own(folder: Path, label: str, hub_id: str | None) -> OwnSource:
     kept = {key: item for key, item in stored.items() if not (exact and key in routing)}
     decisions = () if exact else (f"its routing comes along: {config.preset_name}",)
     computed = DepthRouteConfig.from_preset("standard", base=config) if exact else config
-    return OwnSource(folder, label, computed, config, architecture, kept, not exact, hub_id, decisions)
+    found = FolderSource(folder, label, computed, architecture, kept, hub_id, decisions)
+    return OwnSource(found, config, carries_routing=not exact)
 
 
 def our_architecture(folder: Path, config: DepthRouteConfig) -> Architecture:

@@ -5,6 +5,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from depthroute import DepthRouteConfig
 from depthroute.errors import Refused, one_line
 from depthroute.modeling.configuration_depthroute import HOSTING_FIELDS, backbone_fields, family_fields
 
-from .source import Source
+from .keys import KeyRules
+from .side_files import SideFiles
+from .source import FolderSource, Source
 
 
 EXPORT_GAP = 0.05
@@ -61,23 +64,34 @@ class Request:
 
 
 class RoutedSource(Source):
-    """A source with routing of its own: a folder of our family, or another's AttnRes checkpoint.
+    """A source with routing of its own: a view of a folder of our family, or of another's AttnRes checkpoint, under our names.
 
     Attributes:
+        folder: what is stored.
+        routing: the configuration that computes what the source does.
         carries_routing: whether the tensors of its reads are among its tensors, and copied like all others.
     """
 
     carries_routing: bool
+    rules = KeyRules()
     loads_whole = False
     """Whether `load_stock` gives something else than a model of the stock class."""
 
-    @abstractmethod
+    def __init__(self, folder: FolderSource, routing: DepthRouteConfig):
+        self.folder, self.routing = folder, routing
+        self.path, self.label, self.hub_id = folder.path, folder.label, folder.hub_id
+        self.config, self.architecture, self.decisions = folder.config, folder.architecture, folder.decisions
+
+    def copy_side_files(self, out: Path) -> SideFiles:
+        return self.folder.copy_side_files(out)
+
     def target_config(self, request: Request) -> DepthRouteConfig:
         """The output's configuration.
 
         Raises:
             Refused: what was asked for is another function than the source's, and why.
         """
+        return carried_config(self.label, self.routing, request, self.read, self.shapes())
 
     @abstractmethod
     def allowed_gap(self, config: DepthRouteConfig) -> float:

@@ -10,6 +10,7 @@ layer (`layerwise.py`), with the same result.
 import gc
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def compare(source: Source, folder: Path, step: Progress, layerwise: bool | None
         layerwise = not fits(stored, dtype, set(source.dtypes().values()))
     of_converted = _layerwise_converted if layerwise else _whole_converted
     expected = source_outputs(source, dtype, probes, step, layerwise)
-    got, controlled, perturbed = of_converted(folder, config, architecture, stored, dtype, probes, step)
+    got, controlled, perturbed = of_converted(_Written(folder, config, architecture, stored, dtype), probes, step)
 
     return VerificationReport(
         source=source.label,
@@ -253,54 +254,49 @@ def _routing(model: PreTrainedModel) -> list[str]:
     return list(model.routing_parameters()) if isinstance(model, DepthRoutePreTrainedModel) else []
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A conversion as it was written, and the type to compute it in."""
+
+    folder: Path
+    config: DepthRouteConfig
+    architecture: Architecture
+    stored: Mapping[str, StoredTensor]
+    dtype: torch.dtype
+
+
 Outputs = tuple[list[Tensor], list[Tensor], str]
 """A conversion's outputs, those with one parameter changed, and its name."""
 
 
-def _whole_converted(
-    folder: Path,
-    config: DepthRouteConfig,
-    architecture: Architecture,
-    stored: Mapping[str, StoredTensor],
-    dtype: torch.dtype,
-    probes: list[Tensor],
-    step: Progress,
-) -> Outputs:
-    clear_away(stored, dtype)
+def _whole_converted(written: _Written, probes: list[Tensor], step: Progress) -> Outputs:
+    clear_away(written.stored, written.dtype)
     step("computing outputs of the conversion")
-    model = architecture.ours.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
-    align_weights(model.eval())
-    got = outputs(architecture, model, probes)
-    perturbed = perturb(model)
-    return got, outputs(architecture, model, probes), perturbed
-
-
-def _layerwise_converted(
-    folder: Path,
-    config: DepthRouteConfig,
-    architecture: Architecture,
-    stored: Mapping[str, StoredTensor],
-    dtype: torch.dtype,
-    probes: list[Tensor],
-    step: Progress,
-) -> Outputs:
-    step(
-        "computing outputs of the conversion, layer by layer",
-        _size(stored, dtype),
+    model = written.architecture.ours.from_pretrained(
+        written.folder, dtype=written.dtype, attn_implementation="sdpa", local_files_only=True
     )
-    model = empty_model(architecture.ours, config, dtype)
+    align_weights(model.eval())
+    got = outputs(written.architecture, model, probes)
+    perturbed = perturb(model)
+    return got, outputs(written.architecture, model, probes), perturbed
+
+
+def _layerwise_converted(written: _Written, probes: list[Tensor], step: Progress) -> Outputs:
+    dtype = written.dtype
+    step("computing outputs of the conversion, layer by layer", _size(written.stored, dtype))
+    model = empty_model(written.architecture.ours, written.config, dtype)
 
     def read(key: str) -> Tensor:
-        tensor = read_tensor(key, stored[key])
+        tensor = read_tensor(key, written.stored[key])
         step.advance(tensor.numel() * dtype.itemsize)
         return tensor
 
-    tied = KeyRules().tied if config.tie_word_embeddings else {}
+    tied = KeyRules().tied if written.config.tie_word_embeddings else {}
     perturbed, change = control(model)
-    computations = [partial(architecture.evaluate, model, ids, COMPARED) for ids in probes]
+    computations = [partial(written.architecture.evaluate, model, ids, COMPARED) for ids in probes]
     found = evaluate_layerwise(
         model,
-        model_reader(model, read, stored, tied),
+        model_reader(model, read, written.stored, tied),
         [*computations, *computations],
         resident=_routing(model),
         changes={len(probes) + index: {perturbed: change} for index in range(len(probes))},
