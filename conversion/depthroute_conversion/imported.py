@@ -212,7 +212,6 @@ class ImportedSource(RoutedSource):
     """
 
     carries_routing = True
-    loads_whole = True
 
     def __init__(self, folder: FolderSource, routing: DepthRouteConfig, hosted: Hosted, theirs: Mapping[str, str]):
         super().__init__(folder, routing)
@@ -234,12 +233,15 @@ class ImportedSource(RoutedSource):
         return False  # other names, and not all of them
 
     def load_stock(self, dtype: torch.dtype) -> PreTrainedModel:
-        routing = {key: self.read(key).to(dtype) for key in self.theirs if "_read." in key}
-        backbone = ((key, tensor) for key, tensor in self.tensors() if key not in routing)
+        backbone = {key: tensor.to(dtype) for key, tensor in self.tensors() if "_read." not in key}
         stock = self.architecture.stock.from_pretrained(
-            None, config=self.config, state_dict=dict(backbone), dtype=dtype, attn_implementation="sdpa"
+            None, config=self.config, state_dict=backbone, dtype=dtype, attn_implementation="sdpa"
         )
-        return AttnResReference(stock.eval(), routing, self.hosted.unit, self.hosted.adds)
+        return self.computing(stock.eval(), lambda key: self.read(key).to(dtype))
+
+    def computing(self, stock: PreTrainedModel, read: Callable[[str], Tensor]) -> AttnResReference:
+        routing = {key: read(key) for key in self.theirs if "_read." in key}
+        return AttnResReference(stock, routing, self.hosted.unit, self.hosted.adds)
 
     def allowed_gap(self, config: DepthRouteConfig) -> float:
         return EXPORT_GAP if config.depth_anchored else ROUNDING_GAP

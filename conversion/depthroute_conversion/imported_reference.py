@@ -3,13 +3,27 @@
 """What an imported AttnRes checkpoint computes, by its equations: the stock class's own branches, and reads in a few lines of
 plain torch that share nothing with this package's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+
+
+class _Layer(nn.Module):
+    """A layer's modules under their own names, called once for both sublayers: as where the whole layer's weights have to be in
+    memory, and only then (`layerwise.py`)."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        for name, module in layer.named_children():
+            self.add_module(name, module)
+
+    def forward(self, compute: Callable[[Any], None]) -> None:
+        compute(self)
 
 
 class AttnResReference(nn.Module):
@@ -21,7 +35,7 @@ class AttnResReference(nn.Module):
     The embedding is a block of its own, closed at the first sublayer.
 
     Args:
-        stock: the backbone.
+        stock: the backbone, whose layers are taken apart.
         routing: queries and norms [D] by our keys; a read without any has one source.
         unit: sublayers of a block.
         adds: whether a read is added to the stream.
@@ -31,6 +45,7 @@ class AttnResReference(nn.Module):
         super().__init__()
         self.stock, self.routing, self.unit, self.adds = stock, dict(routing), unit, adds
         self.config = stock.config
+        stock.model.layers = nn.ModuleList(map(_Layer, stock.model.layers))
 
     def mix(self, name: str, sources: Sequence[Tensor]) -> Tensor:
         if f"model.{name}.query" not in self.routing:
@@ -47,16 +62,17 @@ class AttnResReference(nn.Module):
         """Logits [B, T, V] of the last `logits_to_keep` positions (0: all) for `input_ids` [B, T]."""
         decoder = self.stock.model
         completed: list[Tensor] = []
-        running: Tensor | None = decoder.embed_tokens(input_ids)
-        stream = running
-        assert stream is not None
+        stream: Tensor = decoder.embed_tokens(input_ids)
+        running: Tensor | None = stream
         length = input_ids.shape[1]
         positions = torch.arange(length).unsqueeze(0)
         angles = decoder.rotary_emb(stream, positions)
         masks = self._masks(length)
         every = "sliding_attention" if getattr(self.config, "sliding_window", None) else "full_attention"
         kinds = getattr(self.config, "layer_types", None) or [every] * len(decoder.layers)
-        for index, layer in enumerate(decoder.layers):
+
+        def through(index: int, layer: Any) -> None:
+            nonlocal completed, running, stream
             for part in ("attn", "mlp"):
                 sources = completed if running is None else [*completed, running]
                 x = self.mix(f"layers.{index}.{part}_read", sources)
@@ -74,6 +90,9 @@ class AttnResReference(nn.Module):
                     update = layer.mlp(layer.post_attention_layernorm(x))
                 running = update if running is None else running + update
                 stream = stream + update
+
+        for index, layer in enumerate(decoder.layers):
+            layer(partial(through, index))
         final = stream if self.adds else self.mix("final_read", [*completed, running])  # type: ignore[list-item]
         return CausalLMOutput(logits=self.stock.lm_head(decoder.norm(final)[:, -logits_to_keep:]))
 

@@ -74,8 +74,6 @@ class RoutedSource(Source):
 
     carries_routing: bool
     rules = KeyRules()
-    loads_whole = False
-    """Whether `load_stock` gives something else than a model of the stock class."""
 
     def __init__(self, folder: FolderSource, routing: DepthRouteConfig):
         self.folder, self.routing = folder, routing

@@ -7,14 +7,14 @@ Opening a source checks all that can be known without reading its weights. No co
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from depthroute.errors import Refused
@@ -101,6 +101,16 @@ class Source(ABC):
             None, config=self.config, state_dict=tensors, dtype=dtype, attn_implementation="sdpa"
         )
         return model.eval()
+
+    def computing(self, stock: PreTrainedModel, read: Callable[[str], Tensor]) -> nn.Module:
+        """What computes the source's outputs with a model of its stock class, whose weights may be in memory one layer at a time:
+        the model itself, where there is nothing beside it.
+
+        Args:
+            stock: the model.
+            read: a tensor that the stock class has no place for, by its key, as it is to be computed with.
+        """
+        return stock
 
     @abstractmethod
     def copy_side_files(self, out: Path) -> SideFiles:

@@ -221,9 +221,7 @@ def source_outputs(
     source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress, layerwise: bool
 ) -> list[Tensor]:
     """What the source computes for each probe, in `dtype`, with one layer in memory or with all of them."""
-    if layerwise and not (isinstance(source, RoutedSource) and source.loads_whole):
-        return _layerwise_source(source, dtype, probes, step)
-    return _whole_source(source, dtype, probes, step)
+    return (_layerwise_source if layerwise else _whole_source)(source, dtype, probes, step)
 
 
 def _whole_source(source: Source, dtype: torch.dtype, probes: list[Tensor], step: Progress) -> list[Tensor]:
@@ -245,7 +243,8 @@ def _layerwise_source(source: Source, dtype: torch.dtype, probes: list[Tensor], 
         return tensor
 
     tied = rules.tied if source.config.tie_word_embeddings else {}
-    computations = [partial(source.architecture.evaluate, model, ids, COMPARED) for ids in probes]
+    computing = source.computing(model, lambda key: read(key).to(dtype))
+    computations = [partial(source.architecture.evaluate, computing, ids, COMPARED) for ids in probes]
     return evaluate_layerwise(model, model_reader(model, read, keys, tied), computations, resident=_routing(model))
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from depthroute import DepthRouteConfig, DepthRouteForCausalLM, convert, revert, verify
 from depthroute.errors import CheckFailed, Refused
+from depthroute_conversion.imported import ImportedSource
 from depthroute_conversion.imported_reference import AttnResReference
 
 
@@ -205,6 +206,47 @@ def test_logits_are_those_of_the_equations(case, tmp_path):
     got = model(IDS[None]).logits[0]
     # float64 on both sides; rotary angles and their cosines are float32 in transformers: 1e-7 times a few layers
     torch.testing.assert_close(got, expected, atol=2e-5 * expected.std().item(), rtol=0)
+
+
+LAYERWISE = [
+    "qwen3_attnres, blocks of 2, 2 and 1",
+    "qwen3_attnres, full",
+    "qwen3_attnres, delta",
+    "qwen3_attnres in bfloat16",
+    "fla with biases and a window",
+]
+
+
+@pytest.mark.parametrize("case", [*LAYERWISE, "tied"])
+def test_layer_by_layer_the_same_is_found(case, tmp_path, monkeypatch):
+    make, options, *_ = CASES.get(case, (qwen3_attnres, {"tie_word_embeddings": True}))
+    source = make(tmp_path / "source", **options)
+    if case == "tied":
+        edit_weights(source, lambda w: w.pop("lm_head.weight"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ImportedSource, "load_stock", lambda *a: pytest.fail("the whole source was loaded"))
+        found = convert(source, tmp_path / "out", layerwise=True).verification
+    # every figure, bit for bit
+    assert found == verify(source, tmp_path / "out", layerwise=False)
+    assert found.control_differs and found.relative_difference < 1e-4
+
+
+@pytest.mark.parametrize("case", [LAYERWISE[0], LAYERWISE[-1]])
+def test_one_layer_of_the_source_is_in_memory(case, tmp_path, monkeypatch):
+    make, options, *_ = CASES[case]
+    held, mix = [], AttnResReference.mix
+
+    def count(self, *arguments):
+        held.append(
+            {name.split(".")[2] for name, p in self.stock.named_parameters() if not p.is_meta and "layers" in name}
+        )
+        return mix(self, *arguments)
+
+    monkeypatch.setattr(AttnResReference, "mix", count)
+    source = make(tmp_path / "source", **options)
+    convert(source, tmp_path / "out", layerwise=True)
+    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    assert {frozenset(each) for each in held} == {frozenset({str(layer)}) for layer in range(layers)}
 
 
 def test_the_routing_is_renamed_and_reshaped(tmp_path):
