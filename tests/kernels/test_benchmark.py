@@ -333,6 +333,8 @@ def test_a_figure_that_could_not_be_written(tmp_path):
 TIMED = ("train_step", "forward", "decode_token", "saved_bytes")
 RESULTS = {
     "cpu-12-layers.json": TIMED,
+    "cpu-12-layers-anchored.json": TIMED,
+    "cpu-24-layers.json": TIMED,
     "cpu-checkpointing.json": ("train_step_checkpointed", "peak_bytes_checkpointed", "peak_bytes"),
 }
 """Committed results, and what of each `kernels/README.md` shows."""
