@@ -138,13 +138,14 @@ def test_by_depth_has_the_means_over_seeds_of_arms_with_reads():
 
 def test_curves_are_paired_by_seed():
     results = CASES["fewer seeds in an arm"]()
-    losses, apart = curves(results).axes
     arms = results["groups"]["all"]["arms"]
+    del arms["attnres-block"]["runs"][0]  # seed 1, which the arm has
+    losses, apart = curves(results).axes
     baseline = {run["seed"]: np.array(run["curve"]) for run in arms["attnres-block"]["runs"]}
     own = {run["seed"]: np.array(run["curve"]) for run in arms["rd-attnres"]["runs"]}
     at = list(arms).index("rd-attnres")
     np.testing.assert_allclose(losses.lines[at].get_ydata(), np.mean([one[:, 1] for one in own.values()], axis=0))
-    pairs = [own[seed][:, 1] - baseline[seed][:, 1] for seed in (1, 2, 4)]
+    pairs = [own[seed][:, 1] - baseline[seed][:, 1] for seed in (2, 4)]
     np.testing.assert_allclose(apart.lines[at].get_ydata(), np.mean(pairs, axis=0))
 
 

@@ -77,8 +77,7 @@ def _judged(claim: Mapping[str, Any], arms: Mapping[str, Any], noise: Noise | No
         missing = "no run has this measure" if against is None else "no seed has this measure in both arms"
         return OPEN, f"not measured: {missing}", None
     told = _told(claim, estimate)
-    if not math.isfinite(estimate.mean):
-        return OPEN, told, estimate
+    # a mean that is not finite has no interval, and is on neither side of anything
     # the noise level is one of final losses: of other measures it says nothing
     if measure == "loss" and isinstance(estimate, PairedDifference) and within_noise(estimate, noise):
         band = number(NOISE_BAND * noise.level) if noise is not None else ""
