@@ -27,7 +27,7 @@ from .paired import (
     paired_difference,
     within_noise,
 )
-from .reproduce import stem
+from .wording import stem
 from .verdicts import verdicts
 
 

@@ -25,6 +25,7 @@ from .forecast import forecast_study
 from .one_run import Places, perform
 from .plan import BASE, PlannedRun, plan_runs
 from .texts import library_text
+from .wording import stem
 
 
 Tell = Callable[[str], None]
@@ -153,11 +154,6 @@ def write_results(results: dict[str, Any], target: Path) -> None:
     write_json(target / "results" / f"{results['study']}-{results['size']}.json", results)
     write_figures(results, target)
     (target / f"{stem(results)}.md").write_text(page(results), encoding="utf-8")
-
-
-def stem(results: dict[str, Any]) -> str:
-    """What a study's page and figures are called: after the study, and its size where that is not `cpu`."""
-    return results["study"] if results["size"] == "cpu" else f"{results['study']}-{results['size']}"
 
 
 def _do(

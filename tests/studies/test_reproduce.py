@@ -1,0 +1,174 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole studies on two-step runs: every arm of every study, stopped and gone on with, and what is refused."""
+
+import copy
+import json
+
+import pytest
+from study_helpers import small_study
+
+from depthroute.demo.base import write_tiny_base
+from depthroute.demo.corpus import library_documents
+from depthroute.errors import Refused, Unfinished
+from depthroute.studies import one_run, read_study, study_names
+from depthroute.studies import reproduce as reproduce_module
+from depthroute.studies.page import page
+from depthroute.studies.reproduce import reproduce
+
+
+def quiet(_):
+    pass
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    write_tiny_base(library_documents()[0][:2], folder, seed=0, context=64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_out(tmp_path_factory):
+    """One working folder for all studies, as users have it: equal runs are done once."""
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_a_study_runs_all_its_arms_and_writes_its_page(name, tmp_path, shared_out, tiny_base):
+    study = read_study(name)
+    file = small_study(name, tmp_path, seeds=[1])
+    base = str(tiny_base) if name == "retrofit" else None
+    results = reproduce(file, out=shared_out, pages=tmp_path / "pages", workers=1, base=base, tell=quiet)
+    assert list(results["groups"]) == list(study.sizes["cpu"].groups)
+    for group in results["groups"].values():
+        assert list(group["arms"]) == list(study.arms)
+        for arm_name, arm in group["arms"].items():
+            (run,) = arm["runs"]
+            assert arm["preset"] == study.arms[arm_name].preset
+            assert arm["steps"] == 2 and run["curve"][0][0] == 0 and run["curve"][-1][0] == 2
+            assert run["loss"] == pytest.approx(sum(run["windows"]) / len(run["windows"]), abs=1e-5)  # float32 sums
+            assert bool(run["by_depth"]) == bool(run["measures"].get("max weight, deepest third")
+                                                 or run["measures"].get("max weight, deepest third, stream 0"))  # fmt: skip
+        baseline = group["arms"][study.baseline]["runs"][0]
+        twin = group["arms"][study.noise_arm]["runs"][0]
+        assert twin["loss"] == pytest.approx(baseline["loss"], abs=1e-4)  # two steps apart in rounding only
+    written = tmp_path / "pages" / "results" / f"{name}-cpu.json"
+    assert json.loads(written.read_text(encoding="utf-8")) == json.loads(json.dumps(results))
+    text = (tmp_path / "pages" / f"{name}.md").read_text(encoding="utf-8")
+    assert text == page(results) and study.title in text
+    assert (tmp_path / "pages" / f"{name}.png").stat().st_size > 1000
+    assert not list(shared_out.glob("runs/*/model"))
+
+
+def without_times(results):
+    results = copy.deepcopy(results)
+    del results["seconds"], results["command"]
+    for group in results["groups"].values():
+        for arm in group["arms"].values():
+            for run in arm["runs"]:
+                del run["seconds"]
+    return results
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    file = small_study("rd-controls", folder, seeds=[1, 2], save_strategy="steps", save_steps=1)
+    return without_times(reproduce(file, out=folder, workers=1, arms=["rd-attnres"], tell=quiet))
+
+
+def stopped_at(count, function):
+    """`function`, interrupted by the user in its call number `count`."""
+    calls = []
+
+    def call(*arguments, **options):
+        calls.append(1)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("where", ["between two runs", "inside a run, behind a checkpoint"])
+def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(where, tmp_path, uninterrupted, monkeypatch):
+    file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
+    options = {"out": tmp_path, "workers": 1, "arms": ["rd-attnres"], "tell": quiet}
+    with monkeypatch.context() as patch:
+        if where == "between two runs":
+            patch.setattr(reproduce_module, "perform", stopped_at(3, reproduce_module.perform))
+        else:
+            patch.setattr(one_run, "window_losses", stopped_at(3, one_run.window_losses))
+        with pytest.raises(Unfinished, match=r"2 of 6 runs done; the same command goes on"):
+            reproduce(file, **options)
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 2
+    assert bool(list(tmp_path.glob("runs/*/model/checkpoint-1"))) == (where != "between two runs")
+    performed = []
+    monkeypatch.setattr(one_run, "run_training", lambda *a, **o: performed.append(1) or run_training(*a, **o))
+    assert without_times(reproduce(file, **options)) == uninterrupted
+    assert len(performed) == 4
+
+
+run_training = one_run.run_training
+
+
+def test_several_workers_come_to_the_same_numbers(tmp_path, uninterrupted):
+    file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
+    results = without_times(reproduce(file, out=tmp_path, workers=2, arms=["rd-attnres"], tell=quiet))
+    assert results.pop("machine").pop("workers") == 2
+    assert results == {key: value for key, value in uninterrupted.items() if key != "machine"}
+
+
+def test_a_run_that_another_study_has_done_is_not_done_again(tmp_path, monkeypatch):
+    first = small_study("rd-controls", tmp_path, seeds=[1])
+    reproduce(first, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)
+    second = tmp_path / "another.yaml"
+    second.write_text(first.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(one_run, "run_training", lambda *a, **o: pytest.fail("done again"))
+    lines = []
+    results = reproduce(second, out=tmp_path, workers=1, arms=["rd-attnres"], tell=lines.append)
+    assert results["study"] == "another" and "0 runs, 3 are done already" in lines[0]
+
+
+def test_the_forecast_comes_first_and_can_come_alone(tmp_path):
+    file = small_study("rd-controls", tmp_path, seeds=[1, 2])
+    lines = []
+    forecast = reproduce(file, out=tmp_path, workers=1, forecast_only=True, tell=lines.append)["forecast"]
+    assert forecast["runs"] == 12 and forecast["measured"] and forecast["seconds"] > 0
+    assert forecast["tokens"] == 12 * 2 * 2 * 32  # runs, steps, examples, block
+    assert len(lines) == 1 and "12 runs; 1,536 tokens" in lines[0]
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "evidence").exists()
+
+
+def test_the_first_forecast_and_all_starts_are_told(tmp_path):
+    file = small_study("rd-controls", tmp_path, seeds=[1])
+    first = reproduce(file, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)["seconds"]
+    second = reproduce(file, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)["seconds"]
+    assert second["forecast"] == first["forecast"] > 0
+    assert second["elapsed"] >= first["elapsed"] > 0 and second["runs"] == first["runs"]
+
+
+def test_models_are_kept_where_asked_for(tmp_path):
+    file = small_study("rd-controls", tmp_path, seeds=[1])
+    reproduce(file, out=tmp_path, workers=1, arms=["shared"], keep_models=True, tell=quiet)
+    assert len(list(tmp_path.glob("runs/*/model/model.safetensors"))) == 3
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"name": "rd-control"}, "study: got 'rd-control', nearest: rd-controls"),
+        ({"size": "tpu"}, "size: got 'tpu', allowed for rd-controls: cpu, gpu, paper"),
+        ({"arms": ["shard"]}, "arms: got 'shard', nearest: shared"),
+        ({"groups": ["everything"]}, "groups: got 'everything'"),
+        ({"text": "web"}, "text: got 'web', allowed: library, hub"),
+        ({"text": "hub"}, "text: got 'hub', allowed for rd-controls at size cpu: library"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_is_refused_leaves_nothing(options, said, tmp_path):
+    options = {"name": "rd-controls", **options}
+    with pytest.raises(Refused, match=said):
+        reproduce(out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
