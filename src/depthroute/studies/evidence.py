@@ -27,8 +27,8 @@ from .paired import (
     paired_difference,
     within_noise,
 )
-from .wording import stem
 from .verdicts import verdicts
+from .wording import stem
 
 
 CONTROL = "standard"
