@@ -35,9 +35,11 @@ def small_study(name: str, folder: Path, seeds: list[int], **options: Any) -> Pa
     size["options"] = {**size.get("options", {}), **own}
     if size["options"].get("model") is None:
         size["options"]["from_scratch"] = TINY_MODEL
-        for group in size.get("groups", {}).values():
-            group["from_scratch"] = {"num_hidden_layers": group["from_scratch"]["num_hidden_layers"] // 3}
-            group["from_scratch"]["num_hidden_layers"] = min(group["from_scratch"]["num_hidden_layers"], 6)
+    for index, group in enumerate(size.get("groups", {}).values()):
+        if "from_scratch" in group:
+            group["from_scratch"] = {"num_hidden_layers": 4 + 2 * index}
+        if "max_steps" in group:
+            group |= {"max_steps": 2 + index, "eval_steps": 1}
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(study, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return file

@@ -11,8 +11,7 @@ from study_helpers import small_study
 from depthroute.demo.base import write_tiny_base
 from depthroute.demo.corpus import library_documents
 from depthroute.errors import Refused, Unfinished
-from depthroute.studies import one_run, read_study, study_names
-from depthroute.studies import reproduce as reproduce_module
+from depthroute.studies import one_run, read_study, study_names, workers
 from depthroute.studies.page import page
 from depthroute.studies.reproduce import reproduce
 
@@ -46,7 +45,7 @@ def test_a_study_runs_all_its_arms_and_writes_its_page(name, tmp_path, shared_ou
         for arm_name, arm in group["arms"].items():
             (run,) = arm["runs"]
             assert arm["preset"] == study.arms[arm_name].preset
-            assert arm["steps"] == 2 and run["curve"][0][0] == 0 and run["curve"][-1][0] == 2
+            assert arm["steps"] in (2, 3) and run["curve"][0][0] == 0 and run["curve"][-1][0] == arm["steps"]
             assert run["loss"] == pytest.approx(sum(run["windows"]) / len(run["windows"]), abs=1e-5)  # float32 sums
             assert bool(run["by_depth"]) == bool(run["measures"].get("max weight, deepest third")
                                                  or run["measures"].get("max weight, deepest third, stream 0"))  # fmt: skip
@@ -75,7 +74,7 @@ def without_times(results):
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     file = small_study("rd-controls", folder, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    return without_times(reproduce(file, out=folder, workers=1, arms=["rd-attnres"], tell=quiet))
+    return without_times(reproduce(file, out=folder, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet))
 
 
 def stopped_at(count, function):
@@ -94,10 +93,10 @@ def stopped_at(count, function):
 @pytest.mark.parametrize("where", ["between two runs", "inside a run, behind a checkpoint"])
 def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(where, tmp_path, uninterrupted, monkeypatch):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    options = {"out": tmp_path, "workers": 1, "arms": ["rd-attnres"], "tell": quiet}
+    options = {"out": tmp_path, "workers": 1, "groups": ["120 steps"], "arms": ["rd-attnres"], "tell": quiet}
     with monkeypatch.context() as patch:
         if where == "between two runs":
-            patch.setattr(reproduce_module, "perform", stopped_at(3, reproduce_module.perform))
+            patch.setattr(workers, "perform", stopped_at(3, workers.perform))
         else:
             patch.setattr(one_run, "window_losses", stopped_at(3, one_run.window_losses))
         with pytest.raises(Unfinished, match=r"2 of 6 runs done; the same command goes on"):
@@ -115,26 +114,30 @@ run_training = one_run.run_training
 
 def test_several_workers_come_to_the_same_numbers(tmp_path, uninterrupted):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    results = without_times(reproduce(file, out=tmp_path, workers=2, arms=["rd-attnres"], tell=quiet))
+    results = without_times(
+        reproduce(file, out=tmp_path, workers=2, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)
+    )
     assert results.pop("machine").pop("workers") == 2
     assert results == {key: value for key, value in uninterrupted.items() if key != "machine"}
 
 
 def test_a_run_that_another_study_has_done_is_not_done_again(tmp_path, monkeypatch):
     first = small_study("rd-controls", tmp_path, seeds=[1])
-    reproduce(first, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)
+    reproduce(first, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)
     second = tmp_path / "another.yaml"
     second.write_text(first.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(one_run, "run_training", lambda *a, **o: pytest.fail("done again"))
     lines = []
-    results = reproduce(second, out=tmp_path, workers=1, arms=["rd-attnres"], tell=lines.append)
+    results = reproduce(second, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=lines.append)
     assert results["study"] == "another" and "0 runs, 3 are done already" in lines[0]
 
 
 def test_the_forecast_comes_first_and_can_come_alone(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2])
     lines = []
-    forecast = reproduce(file, out=tmp_path, workers=1, forecast_only=True, tell=lines.append)["forecast"]
+    forecast = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], forecast_only=True, tell=lines.append)[
+        "forecast"
+    ]
     assert forecast["runs"] == 12 and forecast["measured"] and forecast["seconds"] > 0
     assert forecast["tokens"] == 12 * 2 * 2 * 32  # runs, steps, examples, block
     assert len(lines) == 1 and "12 runs; 1,536 tokens" in lines[0]
@@ -143,15 +146,15 @@ def test_the_forecast_comes_first_and_can_come_alone(tmp_path):
 
 def test_the_first_forecast_and_all_starts_are_told(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1])
-    first = reproduce(file, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)["seconds"]
-    second = reproduce(file, out=tmp_path, workers=1, arms=["rd-attnres"], tell=quiet)["seconds"]
+    first = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)["seconds"]
+    second = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)["seconds"]
     assert second["forecast"] == first["forecast"] > 0
     assert second["elapsed"] >= first["elapsed"] > 0 and second["runs"] == first["runs"]
 
 
 def test_models_are_kept_where_asked_for(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1])
-    reproduce(file, out=tmp_path, workers=1, arms=["shared"], keep_models=True, tell=quiet)
+    reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["shared"], keep_models=True, tell=quiet)
     assert len(list(tmp_path.glob("runs/*/model/model.safetensors"))) == 3
 
 

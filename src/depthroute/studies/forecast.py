@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""How long a study will take on this machine: a step of each arm, timed, where its model fits; arithmetic where it does not."""
+"""How long a study will take on this machine: a step of each preset, timed, where its model fits; arithmetic where it does not."""
 
 import os
 import time
@@ -47,7 +47,9 @@ class StudyForecast:
     def sentence(self) -> str:
         """For the user."""
         way = (
-            "a step of each arm was timed" if self.measured else "arithmetic: work over this machine's matrix products"
+            "a step of each preset was timed"
+            if self.measured
+            else "arithmetic: work over this machine's matrix products"
         )
         earlier = f", {self.done} are done already" if self.done else ""
         return (
@@ -68,17 +70,17 @@ def forecast_study(
     Args:
         runs: of the plan.
         workers, thread_count: how they will be done.
-        tell: is given the name of each arm before it is timed.
+        tell: is given the name of each preset before it is timed.
     """
     left = [run for run in runs if not places.result_of(run).is_file()]
-    by_arm: dict[tuple[str, str], list[PlannedRun]] = {}
-    for run in left:
-        by_arm.setdefault((run.group, run.arm), []).append(run)
+    by_preset: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in left:  # fields over a preset's change little of what a step takes
+        by_preset.setdefault((run.group, run.entries["preset"]), []).append(run)
     seconds, tokens, flops, measured = 0.0, 0, 0.0, True
     with threads(thread_count):
         rate = None
-        for (group, arm), same in by_arm.items():
-            tell(f"{arm}, {group}")
+        for (group, preset), same in by_preset.items():
+            tell(f"{preset}, {group}")
             one = _of_one(same[0], places)
             tokens += one.tokens * len(same)
             flops += one.flops * len(same)
