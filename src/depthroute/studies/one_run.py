@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -79,11 +80,12 @@ def perform(run: PlannedRun, places: Places, diagnosed_tokens: int, thread_count
         options.append("--resume_from_checkpoint=last")
     measured: dict[str, Any] = {}
 
-    def measure(trainer: Any) -> None:
+    def measure(trainer: Any) -> dict[str, float]:
         windows = trainer.eval_dataset.input_ids.long()
         batch_size = trainer.args.per_device_eval_batch_size
         measured["windows"] = window_losses(trainer.model, windows, batch_size)
         measured.update(diagnosis_of(trainer.model, windows, diagnosed_tokens, batch_size))
+        return {"eval_loss": fmean(measured["windows"])}
 
     begin = time.perf_counter()
     with threads(thread_count):

@@ -94,7 +94,7 @@ def run_training(
     training: DepthRouteTrainingArguments,
     command: str | None = None,
     announce: Announce | None = None,
-    at_end: Callable[[DepthRouteTrainer], None] | None = None,
+    at_end: Callable[[DepthRouteTrainer], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
     """Train a model, measure it on the validation data, and save it so that its folder loads by itself.
 
@@ -103,7 +103,8 @@ def run_training(
         training: everything else.
         command: to note in the results.
         announce: is given what the run will take, before it is started; in the first process only.
-        at_end: is given the trainer with the trained model, to measure what else is wanted of it.
+        at_end: is given the trainer with the trained model, and measures it: `eval_loss` and whatever else, instead of the
+            evaluation at the end.
 
     Returns:
         Results: command, seed, versions, data, forecast, rates, training and validation metrics, and the log by steps. With
@@ -153,9 +154,10 @@ def run_training(
         for old in Path(training.output_dir).glob("checkpoint-*"):
             shutil.rmtree(old)
     trained = trainer.train(resume_from_checkpoint=checkpoint)
-    validation = _last_evaluation(trainer) if validation_blocks is not None else None
     if at_end is not None:
-        at_end(trainer)
+        validation: dict[str, float] | None = at_end(trainer)
+    else:
+        validation = _last_evaluation(trainer) if validation_blocks is not None else None
     trainer.save_model()
     trainer.save_state()
 
