@@ -240,7 +240,7 @@ def by_depth() -> dict:
 def two_streams() -> dict:
     """An arm of two streams, and one that starts far away: the scale of the figure has to hold both."""
     arms = one_group() | {"dar": synthetic_arm("dar", -0.01, (1, 2, 3, 4, 5), routing=STREAMS)}
-    arms["plain"] = synthetic_arm("plain", 1.5, (1, 2, 3, 4, 5), spread=0.2)
+    arms["plain"] = synthetic_arm("plain", 1.5, (1, 2, 3, 4, 5), spread=0.2, preset="attnres-block")
     claims = [
         {
             "says": "A plain start is not the source's",

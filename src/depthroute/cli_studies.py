@@ -74,7 +74,16 @@ def reproduce(
         "forecast_only": forecast_only,
         "keep_models": keep_models,
     }
-    run(name, size, out, pages, command=shlex.join(["depthroute", *sys.argv[1:]]), **options)
+    run(name, size, out, pages, command=_told(sys.argv[1:]), **options)
+
+
+def _told(words: list[str]) -> str:
+    """The command for the page: without the folders of this machine, on which no number depends."""
+    kept, left_out = [], ("--out", "--pages")
+    for before, word in zip(["", *words], words):
+        if before not in left_out and word.partition("=")[0] not in left_out:
+            kept.append(word)
+    return shlex.join(["depthroute", *kept])
 
 
 def cards(

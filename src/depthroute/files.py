@@ -88,9 +88,13 @@ def check_json_file(file: str | Path | None) -> None:
 
 
 def write_json(file: str | Path, value: Any) -> None:
-    """Write `value` as JSON: a temporary file beside `file`, then a rename. Non-finite numbers become null."""
+    """Write `value` as JSON, by `write_text`. Non-finite numbers become null."""
+    write_text(file, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def write_text(file: str | Path, text: str) -> None:
+    """Write a temporary file beside `file`, then rename it: a reader sees the old text or the new one, whole."""
     target = Path(file).absolute()
-    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

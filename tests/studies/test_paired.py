@@ -10,10 +10,12 @@ from synthetic_results import CASES, one_group, synthetic_results
 
 from depthroute.studies.paired import (
     SEEDS,
+    SHARPNESS,
     WINDOWS,
     comparisons,
     holm,
     level,
+    measures_of,
     noise_of,
     ordered_groups,
     paired_difference,
@@ -142,3 +144,27 @@ def test_groups_are_in_order_of_their_number():
     assert order("48 layers", "6 layers", "12 layers") == ["6 layers", "12 layers", "48 layers"]
     assert order("1B", "0.3B", "0.1B") == ["0.1B", "0.3B", "1B"]
     assert order("b 2", "a") == ["b 2", "a"]
+
+
+def read(sublayer, sources, max_weight, route="main"):
+    name = "model.final_read" if sublayer == 12 else f"model.layers.{sublayer // 2}.read"
+    return {"name": name, "route": route, "sublayer": sublayer, "sources": sources, "max_weight": max_weight}
+
+
+def test_sharpness_does_not_depend_on_the_number_of_sources_or_on_a_final_read():
+    few = [read(sublayer, 2, 0.5 + 0.5 * 0.3) for sublayer in range(1, 12)]
+    many = [read(sublayer, 20, 0.05 + 0.95 * 0.3) for sublayer in range(1, 12)]
+    for rows in (few, many, [*many, read(12, 20, 1.0)]):
+        assert measures_of({"measures": {"m": 1}, "by_depth": rows}) == {"m": 1, SHARPNESS: pytest.approx(0.3)}
+    for weight, sharpness in ((0.05, 0.0), (1.0, 1.0)):
+        rows = [read(sublayer, 20, weight) for sublayer in range(1, 12)]
+        assert measures_of({"measures": {}, "by_depth": rows})[SHARPNESS] == pytest.approx(sharpness)
+
+
+def test_sharpness_is_of_the_deepest_third_of_the_layers_and_of_every_route():
+    rows = [
+        read(sublayer, 2, 1.0 if sublayer >= 8 else 0.5) for sublayer in range(1, 12)
+    ]  # 6 layers: sublayers 8 to 11
+    rows += [read(sublayer, 2, 0.5, route="value") for sublayer in range(2, 12, 2)]
+    assert measures_of({"measures": {}, "by_depth": rows}) == {SHARPNESS: 1.0, f"{SHARPNESS}, value": 0.0}
+    assert measures_of({"measures": {}, "by_depth": []}) == {}

@@ -4,16 +4,25 @@
 
 import copy
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from study_helpers import small_study
 
+from depthroute import cli_studies
 from depthroute.demo.base import write_tiny_base
 from depthroute.demo.corpus import library_documents
 from depthroute.errors import Refused, Unfinished
-from depthroute.studies import one_run, read_study, study_names, workers
+from depthroute.studies import one_run, read_study, study_names
+from depthroute.studies import reproduce as reproduce_module
 from depthroute.studies.page import page
+from depthroute.studies.plan import PlannedRun
 from depthroute.studies.reproduce import reproduce
+
+
+ONE = ["120 steps"]
+"""Of the groups of rd-controls, where one is enough."""
 
 
 def quiet(_):
@@ -74,7 +83,7 @@ def without_times(results):
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     file = small_study("rd-controls", folder, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    return without_times(reproduce(file, out=folder, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet))
+    return without_times(reproduce(file, out=folder, workers=1, groups=ONE, arms=["rd-attnres"], tell=quiet))
 
 
 def stopped_at(count, function):
@@ -93,10 +102,16 @@ def stopped_at(count, function):
 @pytest.mark.parametrize("where", ["between two runs", "inside a run, behind a checkpoint"])
 def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(where, tmp_path, uninterrupted, monkeypatch):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    options = {"out": tmp_path, "workers": 1, "groups": ["120 steps"], "arms": ["rd-attnres"], "tell": quiet}
+    options = {
+        "out": tmp_path,
+        "workers": 1,
+        "groups": ONE,
+        "arms": ["rd-attnres"],
+        "tell": quiet,
+    }
     with monkeypatch.context() as patch:
         if where == "between two runs":
-            patch.setattr(workers, "perform", stopped_at(3, workers.perform))
+            patch.setattr(reproduce_module, "perform", stopped_at(3, reproduce_module.perform))
         else:
             patch.setattr(one_run, "window_losses", stopped_at(3, one_run.window_losses))
         with pytest.raises(Unfinished, match=r"2 of 6 runs done; the same command goes on"):
@@ -112,49 +127,96 @@ def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(where, tmp_path, u
 run_training = one_run.run_training
 
 
+def test_a_half_written_checkpoint_is_passed_over(tmp_path):
+    for step, state in ((1, {"global_step": 1, "max_steps": 3}), (2, None), (3, {"global_step": 3, "max_steps": 3})):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps(state) if state else "{")
+    assert one_run._checkpoint_to_go_on_from(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
 def test_several_workers_come_to_the_same_numbers(tmp_path, uninterrupted):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2], save_strategy="steps", save_steps=1)
-    results = without_times(
-        reproduce(file, out=tmp_path, workers=2, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)
-    )
+    results = without_times(reproduce(file, out=tmp_path, workers=2, groups=ONE, arms=["rd-attnres"], tell=quiet))
     assert results.pop("machine").pop("workers") == 2
     assert results == {key: value for key, value in uninterrupted.items() if key != "machine"}
 
 
 def test_a_run_that_another_study_has_done_is_not_done_again(tmp_path, monkeypatch):
     first = small_study("rd-controls", tmp_path, seeds=[1])
-    reproduce(first, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)
+    reproduce(first, out=tmp_path, workers=1, groups=ONE, arms=["rd-attnres"], tell=quiet)
     second = tmp_path / "another.yaml"
     second.write_text(first.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(one_run, "run_training", lambda *a, **o: pytest.fail("done again"))
     lines = []
-    results = reproduce(second, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=lines.append)
+    results = reproduce(second, out=tmp_path, workers=1, groups=ONE, arms=["rd-attnres"], tell=lines.append)
     assert results["study"] == "another" and "0 runs, 3 are done already" in lines[0]
 
 
 def test_the_forecast_comes_first_and_can_come_alone(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1, 2])
     lines = []
-    forecast = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], forecast_only=True, tell=lines.append)[
-        "forecast"
-    ]
+    forecast = reproduce(file, out=tmp_path, workers=1, groups=ONE, forecast_only=True, tell=lines.append)["forecast"]
     assert forecast["runs"] == 12 and forecast["measured"] and forecast["seconds"] > 0
     assert forecast["tokens"] == 12 * 2 * 2 * 32  # runs, steps, examples, block
     assert len(lines) == 1 and "12 runs; 1,536 tokens" in lines[0]
     assert not (tmp_path / "runs").exists() and not (tmp_path / "evidence").exists()
 
 
+def test_a_size_that_is_too_much_for_the_machine_is_forecast_by_arithmetic(tmp_path):
+    lines = []
+    options = {"arms": ["delta"], "groups": ["220M"], "forecast_only": True, "out": tmp_path, "tell": lines.append}
+    forecast = reproduce("delta-vs-attnres", "paper", **options)["forecast"]  # without a network
+    assert forecast["runs"] == 3 and forecast["tokens"] == 3 * 10_000 * 64 * 1024 and not forecast["measured"]
+    assert "(arithmetic" in lines[0] and not list(tmp_path.iterdir())
+
+
+def test_two_studies_in_one_folder_do_a_run_that_they_share_once(tmp_path, monkeypatch):
+    performed = []
+
+    def slowly(*_):
+        performed.append(1)
+        (places.result_of(run).parent / "model").mkdir()
+        time.sleep(0.3)
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(one_run, "_performed", slowly)
+    run, places = PlannedRun("all", "an arm", 1, {}, ""), one_run.Places(tmp_path / "runs", None, None, False)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(one_run.perform, run, places, 64) for _ in range(2)]
+        assert [one.result() for one in both] == [{"loss": 1.0}] * 2
+    assert len(performed) == 1 and not list(tmp_path.glob("runs/*/model"))
+
+
+def test_another_checkpoint_under_the_same_name_is_another_base(tmp_path):
+    names = set()
+    for parent, content in (("a", b"one"), ("b", b"two"), ("b", b"new")):
+        folder = tmp_path / parent / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(content)
+        names |= {reproduce_module._base(str(folder), tmp_path, quiet)[1] for _ in range(2)}
+        time.sleep(0.02)
+    assert len(names) == 3 and all(name.startswith("model@") for name in names)
+
+
+def test_the_command_on_a_page_names_no_folder_of_the_machine():
+    words = ["reproduce", "rd-controls", "--out", "/mine", "--seeds", "1", "--pages=/mine/pages", "--arm", "rd attnres"]
+    assert cli_studies._told(words) == "depthroute reproduce rd-controls --seeds 1 --arm 'rd attnres'"
+
+
 def test_the_first_forecast_and_all_starts_are_told(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1])
-    first = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)["seconds"]
-    second = reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["rd-attnres"], tell=quiet)["seconds"]
+    first = reproduce(file, out=tmp_path, workers=1, groups=ONE, arms=["rd-attnres"], tell=quiet)["seconds"]
+    second = reproduce(file, out=tmp_path, workers=1, groups=ONE, arms=["rd-attnres"], tell=quiet)["seconds"]
     assert second["forecast"] == first["forecast"] > 0
     assert second["elapsed"] >= first["elapsed"] > 0 and second["runs"] == first["runs"]
 
 
 def test_models_are_kept_where_asked_for(tmp_path):
     file = small_study("rd-controls", tmp_path, seeds=[1])
-    reproduce(file, out=tmp_path, workers=1, groups=["120 steps"], arms=["shared"], keep_models=True, tell=quiet)
+    reproduce(file, out=tmp_path, workers=1, groups=ONE, arms=["shared"], keep_models=True, tell=quiet)
     assert len(list(tmp_path.glob("runs/*/model/model.safetensors"))) == 3
 
 

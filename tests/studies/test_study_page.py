@@ -4,15 +4,19 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from synthetic_results import CASES
 
 from depthroute.studies.page import page
-from depthroute.studies.paired import paired_difference
+from depthroute.studies.paired import SHARPNESS, measures_of, paired_difference
 from depthroute.studies.plots import figures_of
 from depthroute.studies.verdicts import verdicts
-from depthroute.studies.wording import listed, number, perplexity_percent, signed
+from depthroute.studies.wording import listed, number, perplexity_percent, signed, stem
+
+
+MODEL_CARDS = Path(__file__).parents[2] / "model_cards"
 
 
 def section(text, title):
@@ -51,6 +55,22 @@ def test_the_arms_table_has_the_differences_of_the_runs(case):
                 assert f"| {perplexity_percent(found.mean)} | {found.better} of {found.count} |" in row
 
 
+COMMITTED = sorted((MODEL_CARDS / "evidence" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.stem)
+def test_a_committed_page_is_what_its_results_give(file):
+    results = json.loads(file.read_text(encoding="utf-8"))
+    evidence = MODEL_CARDS / "evidence"
+    assert (evidence / f"{stem(results)}.md").read_text(encoding="utf-8") == page(results), "run: depthroute reproduce"
+    assert all((evidence / name).is_file() for name in figures_of(results))
+
+
+def test_no_committed_page_is_without_results():
+    pages = {file.stem for file in (MODEL_CARDS / "evidence").glob("*.md")}
+    assert pages == {stem(json.loads(file.read_text(encoding="utf-8"))) for file in COMMITTED}
+
+
 def test_a_changed_loss_changes_the_page():
     results = CASES["one group"]()
     before = page(results)
@@ -66,6 +86,8 @@ def test_the_first_screen_answers():
     assert "higher than with `attnres-block`, in nats: `standard` (+0.0490)." in head
     assert "1 of 3 comparisons with `attnres-block` cannot be told from zero." in head
     lists = {block.split("**")[1]: block for block in head.split("\n\n**")[2:] for block in ["**" + block]}
+    assert "Toy scale: models of 1.23 million parameters, trained on 0.819 million tokens." in head
+    assert "A verdict is on the direction that a claim states" in head
     assert "Two routes lower the loss" in lists["Claims that agree with what was measured"]
     assert "The standard residual is better" in lists["Claims that do not agree"]
     assert "States are worse" in lists["Too small to tell"]
@@ -142,6 +164,8 @@ def test_routing_has_uniform_weights_beside_the_largest():
     assert cell.startswith(number(sum(values) / 5, 3)) and cell.endswith(f"({number(uniform, 3)})")
     assert by_name["CKA of streams, same depth"][arms.index("dar")] != "–"
     assert by_name["CKA of streams, same depth"][arms.index("states")] == "–"
+    sharp = [measures_of(run)[SHARPNESS] for run in runs]
+    assert by_name[SHARPNESS][arms.index("states")].startswith(number(sum(sharp) / 5, 3))
 
 
 def test_the_run_can_be_repeated_from_the_page():

@@ -178,7 +178,7 @@ def best_row(rows: Sequence[Row], preset: str, converts: bool) -> Row | None:
 
     The preset itself comes before variations of it, a comparison with `standard` before others, the larger size, one over
     seeds before one over the windows of a single seed, one from the study that has most presets beside it, then more seeds,
-    the larger model, the narrower interval.
+    the larger model, the longer run, the narrower interval.
     """
     compared = [row for row in rows if row.converts == converts and row.difference is not None]
     beside = Counter(
@@ -197,6 +197,7 @@ def best_row(rows: Sequence[Row], preset: str, converts: bool) -> Row | None:
             -beside[row.study, row.size, row.group],
             -row.seeds,
             -row.parameters,
+            -row.tokens,
             width,
             row.study,
             row.group,

@@ -11,7 +11,7 @@ import torch
 from transformers import set_seed
 
 from ..training.arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
-from ..training.forecast import Forecast, duration, measured_step
+from ..training.forecast import Forecast, duration, measured_step, set_accumulation
 from ..training.run import forecast_run
 from ..training.sources import block_size_of, open_documents
 from ..training.starting import load_model, load_tokenizer
@@ -24,6 +24,9 @@ BESIDE_STEPS = 1.35
 
 MEMORY_SHARE = 0.5
 """Part of the machine's memory that a model may take to be timed here."""
+
+TIMED_SECONDS = 20.0
+"""A step that by arithmetic takes longer is not timed."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +81,32 @@ def forecast_study(
         by_preset.setdefault((run.group, run.entries["preset"]), []).append(run)
     seconds, tokens, flops, measured = 0.0, 0, 0.0, True
     with threads(thread_count):
-        rate = None
+        rate = _matmul_rate() if left else 1.0
         for (group, preset), same in by_preset.items():
             tell(f"{preset}, {group}")
-            one = _of_one(same[0], places)
+            one = _of_one(same[0], places, rate)
             tokens += one.tokens * len(same)
             flops += one.flops * len(same)
             if one.seconds is None:
-                rate = rate or _matmul_rate()
                 one, measured = replace(one, seconds=one.flops / rate), False
             seconds += BESIDE_STEPS * float(one.seconds or 0) * len(same)
     return StudyForecast(len(left), len(runs) - len(left), seconds / workers, tokens, flops, measured)
 
 
-def _of_one(run: PlannedRun, places: Places) -> Forecast:
+def _of_one(run: PlannedRun, places: Places, rate: float) -> Forecast:
+    """Without a time where a step is too much for this machine."""
     arguments = [
         *run.arguments(places.text, places.base),
         "--output_dir=unused",
         f"--cache_dir={places.runs.parent / 'cache'}",
     ]
+    if not torch.cuda.is_available():  # bfloat16 is refused otherwise, and a forecast can be asked for anywhere
+        arguments.append("--use_cpu=true")
     told, training = parse_arguments(arguments)
+    set_accumulation(training, told.global_batch_size)
     expected = forecast_run(told, training)
-    if expected.memory.get("total", 0) > MEMORY_SHARE * _memory():
+    too_large = expected.memory.get("total", 0) > MEMORY_SHARE * _memory()
+    if too_large or expected.flops / expected.steps / rate > TIMED_SECONDS:
         return expected
     model, block_size = _model(told, training)
     step = measured_step(model, training, block_size)

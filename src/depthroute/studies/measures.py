@@ -11,10 +11,8 @@ from torch import Tensor
 
 from ..diagnostics.diagnose import Diagnosis, diagnose
 from ..diagnostics.metrics import read_sublayer
+from .paired import DEEPEST
 
-
-DEEPEST = 3
-"""The deepest 1/3 of the reads is what the Delta paper's collapse is about."""
 
 Batch = dict[str, Tensor]
 

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..files import write_json
@@ -23,7 +24,7 @@ from .measures import diagnosis_of, window_losses
 from .plan import PlannedRun
 
 
-RESULT, MODEL = "result.json", "model"
+RESULT, MODEL, LOCK = "result.json", "model", ".lock"
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,24 @@ def perform(run: PlannedRun, places: Places, diagnosed_tokens: int, thread_count
         Refused: as `run_training`.
     """
     file = places.result_of(run)
-    if file.is_file():
-        return json.loads(file.read_text(encoding="utf-8"))
-    model_folder = file.parent / MODEL
-    model_folder.mkdir(parents=True, exist_ok=True)
-    options = [f"--output_dir={model_folder}", f"--cache_dir={places.runs.parent / 'cache'}", "--eval_on_start=true",
-               "--disable_tqdm=true", "--report_to=none", "--overwrite"]  # fmt: skip
-    if get_last_checkpoint(str(model_folder)) is not None:
-        options.append("--resume_from_checkpoint=last")
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(LOCK)):  # another study in the same folder may be doing the same run
+            if not file.is_file():
+                write_json(file, _performed(run, places, diagnosed_tokens, thread_count))
+                if not places.keep_models:
+                    shutil.rmtree(file.parent / MODEL)
+    return json.loads(file.read_text(encoding="utf-8"))  # the same numbers, whether it was done now or before
+
+
+def _performed(run: PlannedRun, places: Places, diagnosed_tokens: int, thread_count: int | None) -> dict[str, Any]:
+    model_folder = places.result_of(run).parent / MODEL
+    model_folder.mkdir(exist_ok=True)
+    options = [f"--output_dir={model_folder}", f"--cache_dir={places.runs.parent / 'cache'}", "--disable_tqdm=true",
+               "--report_to=none", "--overwrite"]  # fmt: skip
+    # the start was measured when it was the start, and is in the checkpoint's log
+    started = _checkpoint_to_go_on_from(model_folder) is not None
+    options.append("--resume_from_checkpoint=last" if started else "--eval_on_start=true")
     measured: dict[str, Any] = {}
 
     def measure(trainer: Any) -> dict[str, float]:
@@ -91,11 +102,21 @@ def perform(run: PlannedRun, places: Places, diagnosed_tokens: int, thread_count
     with threads(thread_count):
         arguments = parse_arguments([*run.arguments(places.text, places.base), *options])
         results = run_training(*arguments, at_end=measure)
-    result = {**_numbers(run, results), "commit": code_commit(), "seconds": time.perf_counter() - begin, **measured}
-    write_json(file, result)
-    if not places.keep_models:
-        shutil.rmtree(model_folder)
-    return json.loads(file.read_text(encoding="utf-8"))  # the same numbers, whether it was done now or before
+    return {**_numbers(run, results), "commit": code_commit(), "seconds": time.perf_counter() - begin, **measured}
+
+
+def _checkpoint_to_go_on_from(folder: Path) -> str | None:
+    """The last one that is whole and has steps left; those behind it are removed. From one at the end of a run, as a run has that
+    was stopped while it was measured, the Trainer would do a step too many."""
+    while (last := get_last_checkpoint(str(folder))) is not None:
+        try:
+            state = json.loads((Path(last) / "trainer_state.json").read_text(encoding="utf-8"))
+            if state["global_step"] < state["max_steps"]:
+                return last
+        except (OSError, ValueError, LookupError):
+            pass
+        shutil.rmtree(last)
+    return None
 
 
 def _numbers(run: PlannedRun, results: dict[str, Any]) -> dict[str, Any]:

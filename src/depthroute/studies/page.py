@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluation.compare import CONFIDENCE
+from .evidence import rows_of, scale_sentence
 from .page_details import caveats, commands, routing, run_facts
 from .page_tables import arms_tables, claims_table, noise_facts
 from .paired import WINDOWS, Comparison, comparisons
@@ -36,6 +37,7 @@ def page(results: Mapping[str, Any]) -> str:
         f"{results['question']}\n\nPaper: {results['paper']}. Made by `{results['command']}`; every number here is from "
         f"[{_data_file(results)}](results/{_data_file(results)}).",
         f"**What came out.** {found(results, compared, judged)}",
+        f"**Scale.** {scale_sentence(rows_of(results))}{_direction_only(judged)}",
         _verdict_lists(results, judged),
         f"![validation loss of each arm minus that of {results['baseline']}]({figures[0]})",
         f"## Arms\n\n{arms_tables(results, compared)}",
@@ -102,6 +104,10 @@ def _uncorrected(compared: Sequence[Comparison]) -> str:
     p_values = [(row.difference.p_value, row.adjusted_p) for row in compared if row.difference is not None]
     alone = sum(p is not None and adjusted is not None and p < level <= adjusted for p, adjusted in p_values)
     return f" ({alone} could, had each been the only one)" if alone else ""
+
+
+def _direction_only(judged: Sequence[Verdict]) -> str:
+    return " A verdict is on the direction that a claim states, not on the size of a paper's figure." if judged else ""
 
 
 def _verdict_lists(results: Mapping[str, Any], judged: Sequence[Verdict]) -> str:

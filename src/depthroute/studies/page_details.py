@@ -8,7 +8,7 @@ from typing import Any
 from depthroute_conversion.card import table
 
 from .page_tables import group_heading, mean_and_spread
-from .paired import WINDOWS, Comparison, ordered_groups, values_of
+from .paired import WINDOWS, Comparison, measures_of, ordered_groups, values_of
 from .wording import listed, number, plural
 
 
@@ -22,7 +22,7 @@ def routing(results: Mapping[str, Any]) -> str:
     tables = []
     for group, entry in ordered_groups(results).items():
         arms = {name: arm["runs"] for name, arm in entry["arms"].items() if any(run["measures"] for run in arm["runs"])}
-        names = list(dict.fromkeys(name for runs in arms.values() for run in runs for name in run["measures"]))
+        names = list(dict.fromkeys(name for runs in arms.values() for run in runs for name in measures_of(run)))
         # where routing collapses is what papers speak of: the deepest third first
         names = sorted(
             (name for name in names if not name.startswith(_UNIFORM)), key=lambda name: "deepest" not in name
@@ -35,7 +35,9 @@ def routing(results: Mapping[str, Any]) -> str:
         return ""
     told = (
         "Of the trained models on validation text, mean ± standard deviation over seeds. “Deepest third”: over that third of the "
-        "reads; in brackets what routing that chooses nothing would give, the mean of 1/S for S sources."
+        "reads; in brackets what routing that chooses nothing would give, the mean of 1/S for S sources. Sharpness: (max weight − 1/S) / "
+        "(1 − 1/S), from 0 for uniform weights to 1 for one source alone, over the reads of that third of the layers without the "
+        "final read; by it arms with other numbers of sources can be compared."
     )
     return "\n\n".join([told, *tables])
 

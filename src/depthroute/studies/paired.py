@@ -21,6 +21,14 @@ SEEDS, WINDOWS = "seeds", "validation windows"
 NOISE_BAND = 2.0
 """So many times the noise level is taken for what rounding alone can do: about 95% of pairs."""
 
+SHARPNESS = "sharpness, deepest third"
+"""The measure that `measures_of` adds to a run's own."""
+
+DEEPEST = 3
+"""The deepest 1/3 is what the Delta paper's collapse is about."""
+
+FINAL_READ = "model.final_read"
+
 Runs = Sequence[Mapping[str, Any]]
 
 
@@ -115,8 +123,23 @@ class Comparison:
 def value_of(run: Mapping[str, Any], measure: str) -> float | None:
     """`loss`, `first_loss`, `largest_rise`, or one of the run's `measures`; None where the run has none of that name, nan where
     it was not finite (null in JSON)."""
-    place = run if measure in ("loss", "first_loss", "largest_rise") else run["measures"]
+    place = run if measure in ("loss", "first_loss", "largest_rise") else measures_of(run)
     return _number(place[measure]) if measure in place else None
+
+
+def measures_of(run: Mapping[str, Any]) -> dict[str, float | None]:
+    """A run's `measures`, and how sharp the routing of its deepest third of layers is: of the weight that routing over S sources
+    can move away from uniform, (max − 1/S) / (1 − 1/S), the mean over reads; 0 where nothing is chosen, 1 where one source is.
+    Arms with other numbers of sources, or with a final read, can be compared by it."""
+    rows = [row for row in run.get("by_depth", ()) if row["name"] != FINAL_READ]
+    layers = 1 + max((row["sublayer"] // 2 for row in rows), default=0)
+    sharpness: dict[str, float | None] = {}
+    for route in dict.fromkeys(row["route"] for row in rows):
+        deep = [row for row in rows if row["route"] == route and row["sublayer"] >= 2 * (layers - layers // DEEPEST)]
+        if deep:
+            shares = [(_number(row["max_weight"]) - 1 / row["sources"]) / (1 - 1 / row["sources"]) for row in deep]
+            sharpness[SHARPNESS + ("" if route == "main" else f", {route}")] = math.fsum(shares) / len(shares)
+    return sharpness | run["measures"]
 
 
 def _number(value: float | None) -> float:

@@ -55,7 +55,7 @@ def differences(results: Mapping[str, Any]) -> "Figure":
     panels[0].set_yticks(range(len(arms)), arms, fontsize=9)
     panels[0].set_ylim(len(arms) - 0.4, -0.6)
     shared_legend(figure, panels, columns=4 if len(groups) > 1 else 2)
-    figure.suptitle(f"{results['title']}: validation loss at the end", fontsize=10)
+    figure.suptitle(f"{results['title']}\nvalidation loss at the end", fontsize=10)
     return figure
 
 

@@ -4,28 +4,30 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from depthroute_kernels.benchmarks.machine import describe_machine
 
 from ..errors import Refused, Unfinished
-from ..files import check_model, check_parents, write_json
+from ..files import check_model, check_parents, whole_output, write_json, write_text
 from .definition import Study, read_study
 from .forecast import forecast_study
 from .one_run import Places, perform
 from .plan import BASE, PlannedRun, plan_runs
 from .texts import library_text
 from .wording import stem
+from .workers import results_of
 
 
 Tell = Callable[[str], None]
@@ -69,8 +71,8 @@ def reproduce(
         The results, or with `forecast_only` the forecast.
 
     Raises:
-        Refused: anything unknown, or files that cannot be had; nothing is run then.
-        Unfinished: stopped by the user; what is done is kept.
+        Refused: anything unknown, or files that cannot be had.
+        Unfinished: stopped, or a run failed, which the line names; what is done is kept.
     """
     study = read_study(name)
     if text not in (None, "library", "hub"):
@@ -96,7 +98,8 @@ def reproduce(
     at_once = workers or (1 if cuda else len(_cores()))
     thread_count = None if cuda else 1
     places = Places(folder / "runs", text_folder, base_folder, keep_models)
-    expected = forecast_study(runs, places, at_once, thread_count)
+    with _stopped(lambda: f"{study.name}: stopped before the first run"):
+        expected = forecast_study(runs, places, at_once, thread_count)
     tell(f"{study.name}, {size}: {expected.sentence()}")
     if forecast_only:
         return {"forecast": asdict(expected)}
@@ -153,7 +156,7 @@ def write_results(results: dict[str, Any], target: Path) -> None:
     (target / "results").mkdir(parents=True, exist_ok=True)
     write_json(target / "results" / f"{results['study']}-{results['size']}.json", results)
     write_figures(results, target)
-    (target / f"{stem(results)}.md").write_text(page(results), encoding="utf-8")
+    write_text(target / f"{stem(results)}.md", page(results))
 
 
 def _do(
@@ -182,34 +185,24 @@ def _do(
             done[run.key] = perform(run, places, diagnosed_tokens)
         else:
             left.append(run)
-    try:
-        for run, result in _results(left, places, diagnosed_tokens, workers, thread_count):
+
+    def told() -> str:
+        return f"{places.runs.parent}: {len(done)} of {len(by_key)} runs done"
+
+    do = partial(perform, places=places, diagnosed_tokens=diagnosed_tokens, thread_count=thread_count)
+    with _stopped(told), closing(results_of(left, do, workers)) as results:
+        for run, result in results:
             finished(run, result)
-    except KeyboardInterrupt as error:
-        raise Unfinished(
-            f"{places.runs.parent}: {len(done)} of {len(by_key)} runs done; the same command goes on"
-        ) from error
     return done
 
 
-def _results(
-    runs: Sequence[PlannedRun], places: Places, diagnosed_tokens: int, workers: int, thread_count: int | None
-) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:
-    if workers == 1:
-        for run in runs:
-            yield run, perform(run, places, diagnosed_tokens, thread_count)
-        return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[Future[dict[str, Any]], PlannedRun] = {
-            pool.submit(perform, run, places, diagnosed_tokens, thread_count): run for run in runs
-        }
-        try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    yield waiting.pop(future), future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
+@contextmanager
+def _stopped(told: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C, and the end that the command line makes of SIGTERM, become one line."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise Unfinished(f"{told()}; the same command goes on") from error
 
 
 def _collected(study: Study, runs: Sequence[PlannedRun], done: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -248,20 +241,23 @@ def _base(base: str | None, folder: Path, tell: Tell) -> tuple[str, str]:
     if base is not None:
         check_model(base)
         path = Path(base)
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-        told = "".join(f"{file.name} {file.stat().st_size}" for file in files)
-        return str(
-            path.absolute() if path.is_dir() else base
-        ), f"{path.name}@{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        # by size and time of writing: a checkpoint may hold many gigabytes, and one trained anew has the same sizes
+        files = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))] if path.is_dir() else []
+        told = "".join(f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in files)
+        where = str(path.absolute()) if path.is_dir() else base
+        return where, f"{path.name}@{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     from ..demo.base import DEFAULT_BASE, packaged_base, unpack_gguf
     from ..extras import require
 
     require("gguf", "demo")
     target = folder / DEFAULT_BASE
     source = packaged_base()
-    if not (target / "config.json").is_file() or not list(target.glob("*.safetensors")):
-        tell(f"unpacking {DEFAULT_BASE}")
-        unpack_gguf(source, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{DEFAULT_BASE}.lock"):  # another study in the same folder may be unpacking it
+        if not (target / "config.json").is_file() or not list(target.glob("*.safetensors")):
+            tell(f"unpacking {DEFAULT_BASE}")
+            with whole_output(target, overwrite=True) as partial:
+                unpack_gguf(source, partial)
     return str(target), f"{DEFAULT_BASE}@{source.stat().st_size}"
 
 

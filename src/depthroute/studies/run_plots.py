@@ -73,7 +73,7 @@ def by_depth(results: Mapping[str, Any]) -> "Figure":
     panels[0].set_ylim(lowest - 0.04, 1.04)
     shared_legend(figure, panels, columns=4 if columns > 2 else 2)
     figure.supylabel("weight, cosine (means over tokens and seeds)", fontsize=9)
-    figure.suptitle(f"{results['title']}: routing by depth (MLP reads at half a layer more)", fontsize=10)
+    figure.suptitle(f"{results['title']}\nrouting by depth (MLP reads at half a layer more)", fontsize=10)
     return figure
 
 
@@ -156,7 +156,7 @@ def curves(results: Mapping[str, Any]) -> "Figure":
             axes.locator_params(axis="x", nbins=6)
             axes.set_xlabel("step", fontsize=8)
     shared_legend(figure, panels.flatten(), columns=4)
-    figure.suptitle(f"{results['title']}: means over seeds", fontsize=10)
+    figure.suptitle(f"{results['title']}\nmeans over seeds", fontsize=10)
     return figure
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..demo.corpus import Document, digest, library_documents
+from ..files import write_text
 from .definition import Text
 
 
@@ -38,7 +39,7 @@ def library_text(text: Text, folder: Path) -> tuple[Path, dict[str, Any]]:
     for file, documents in ((TRAIN_FILE, train), (VALIDATION_FILE, validation)):
         lines = "".join(json.dumps(document._asdict()) + "\n" for document in documents)
         if not (target / file).is_file() or (target / file).read_text(encoding="utf-8") != lines:
-            (target / file).write_text(lines, encoding="utf-8")
+            write_text(target / file, lines)
     return target, {
         "name": f"sources of Python {platform.python_version()}'s standard library, divided by file",
         "digest": fingerprint,
