@@ -121,10 +121,7 @@ def test_many_comparisons_are_corrected_for(scratch):
     assert directions(crowd)["delta"] == 0
 
 
-def test_one_seed_is_only_told_apart_where_rounding_is_known(converted, benches):
-    known = directions(best_rows(rows_of(converted), converts=True))
-    assert known == {"delta-block": -1, "rezero": 1}
-    del converted["groups"]["all"]["arms"]["rounding twin"]
+def test_one_seed_is_never_told_apart(converted, benches):
     assert directions(best_rows(rows_of(converted), converts=True)) == {"delta-block": 0, "rezero": 0}
     assert " of one seed ([converted](evidence/converted.md))" in overview([converted], benches)
 

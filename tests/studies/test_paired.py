@@ -9,6 +9,7 @@ from scipy import stats
 from synthetic_results import CASES, one_group, synthetic_results
 
 from depthroute.studies.paired import (
+    ASYMMETRY,
     SEEDS,
     SHARPNESS,
     WINDOWS,
@@ -127,14 +128,10 @@ def test_comparisons_are_corrected_over_the_whole_page_without_the_twin():
     assert [(row.arm, row.group) for row in rows if row.clear] == [("wav", "48 layers")]
 
 
-def test_of_one_seed_what_rounding_reaches_is_not_clear():
-    arms = one_group(seeds=(1,))
-    results = synthetic_results({"all": arms}, [])
-    rows = {row.arm: row for row in comparisons(results)}
-    assert rows["states"].clear and rows["states"].difference.over == WINDOWS
-    (twin,) = arms["rounding twin"]["runs"]
-    twin["loss"] = arms["attnres-block"]["runs"][0]["loss"] + abs(rows["states"].difference.mean)
-    assert not next(row for row in comparisons(results) if row.arm == "states").clear
+def test_one_seed_is_never_clear_and_is_not_corrected_for():
+    rows = {row.arm: row for row in comparisons(synthetic_results({"all": one_group(seeds=(1,))}, []))}
+    assert rows["states"].difference.over == WINDOWS and rows["states"].difference.p_value < 0.01
+    assert not rows["states"].clear and rows["states"].adjusted_p is None
 
 
 def test_groups_are_in_order_of_their_number():
@@ -159,6 +156,13 @@ def test_sharpness_does_not_depend_on_the_number_of_sources_or_on_a_final_read()
     for weight, sharpness in ((0.05, 0.0), (1.0, 1.0)):
         rows = [read(sublayer, 20, weight) for sublayer in range(1, 12)]
         assert measures_of({"measures": {}, "by_depth": rows})[SHARPNESS] == pytest.approx(sharpness)
+
+
+def test_the_asymmetry_of_two_streams():
+    gains = {"rescue gain on the loss, stream 0": 0.25, "rescue gain on the loss, stream 1": 1.0}
+    assert measures_of({"measures": gains}) == {**gains, ASYMMETRY: 0.75}
+    gains["rescue gain on the loss, stream 1"] = None  # not finite
+    assert ASYMMETRY not in measures_of({"measures": gains})
 
 
 def test_sharpness_is_of_the_deepest_third_of_the_layers_and_of_every_route():

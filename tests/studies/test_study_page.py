@@ -138,7 +138,10 @@ def test_noise_is_told_or_said_to_be_unknown():
 
 def test_one_seed_is_a_warning():
     text = page(CASES["one seed"]())
-    assert "Where this rests on one seed, another may give something else." in text.split("## Arms")[0]
+    assert (
+        "ran with one seed: another may give something else, and nothing is concluded from them."
+        in text.split("## Arms")[0]
+    )
     assert "says nothing on what another seed would give" in section(text, "Arms")
     limits = section(text, "Limits")
     assert "Planned and not run: seeds 2–5." in limits and "windows of one seed" in limits

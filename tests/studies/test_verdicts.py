@@ -94,7 +94,9 @@ def test_the_reason_has_the_numbers():
 
 def test_one_seed_says_that_it_is_over_windows():
     one = judged([2.0], [1.9], expect="lower")
-    assert one.verdict == AGREES and "2 validation windows of one seed" in one.reason
+    assert one.verdict == OPEN and one.reason.endswith(
+        "2 validation windows of one seed: another seed may give something else"
+    )
 
 
 def test_a_run_that_diverged_decides_nothing():
@@ -102,15 +104,6 @@ def test_a_run_that_diverged_decides_nothing():
     results["groups"]["all"]["arms"]["rd-attnres"]["runs"][0]["loss"] = None
     first = verdicts(results)[0]
     assert (first.verdict, first.reason) == (OPEN, "not finite in 1 of 5 pairs")
-
-
-def test_of_one_seed_what_rounding_reaches_is_too_small_to_tell():
-    results = CASES["one seed"]()
-    arms = results["groups"]["all"]["arms"]
-    assert verdicts(results)[0].verdict == AGREES
-    arms["rounding twin"]["runs"][0]["loss"] = arms["attnres-block"]["runs"][0]["loss"] + 0.02
-    first = verdicts(results)[0]
-    assert first.verdict == OPEN and "with one seed, rounding alone reaches ±0.0400 nats" in first.reason
 
 
 def test_claims_are_looked_at_in_their_groups_in_order():

@@ -17,7 +17,6 @@ from ..modeling.configuration_depthroute import PRESETS, DepthRouteConfig
 from .definition import SIZES
 from .paired import (
     SEEDS,
-    WINDOWS,
     Noise,
     PairedDifference,
     holm,
@@ -25,7 +24,6 @@ from .paired import (
     noise_of,
     ordered_groups,
     paired_difference,
-    within_noise,
 )
 from .verdicts import verdicts
 from .wording import stem
@@ -214,12 +212,11 @@ def best_rows(rows: Sequence[Row], converts: bool) -> dict[str, Row]:
 
 def directions(rows: Mapping[str, Row]) -> dict[str, int]:
     """Of each of these comparisons -1 where the loss is lower and 1 where it is higher, with 95% over all of them together
-    (Holm), and 0 where it is too small to tell: also where the windows of one seed are all there is and rounding alone does as
-    much, or was not measured."""
+    (Holm), and 0 where it is too small to tell, as one seed always is."""
     p_values = {
         preset: p
         for preset, row in rows.items()
-        if row.difference is not None and (p := row.difference.p_value) is not None
+        if row.difference is not None and row.difference.over == SEEDS and (p := row.difference.p_value) is not None
     }
     adjusted = dict(zip(p_values, holm(list(p_values.values()))))
     return {preset: _direction(row, adjusted.get(preset)) for preset, row in rows.items()}
@@ -228,8 +225,6 @@ def directions(rows: Mapping[str, Row]) -> dict[str, int]:
 def _direction(row: Row, p: float | None) -> int:
     found = row.difference
     if found is None or p is None or p >= 1 - CONFIDENCE:
-        return 0
-    if found.over == WINDOWS and (row.noise is None or within_noise(found, row.noise)):
         return 0
     return -1 if found.mean < 0 else 1
 

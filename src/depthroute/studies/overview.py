@@ -9,7 +9,7 @@ from .advice import Need, own_advice
 from .costs import Bench, cheapest, main_bench, not_measured
 from .evidence import CONTROL, Results, Row, all_rows, best_rows, directions, scale_sentence
 from .overview_plot import panels
-from .paired import NOISE_BAND, WINDOWS
+from .paired import WINDOWS
 from .preset_facts import paper_link
 from .wording import listed, plural
 
@@ -170,9 +170,8 @@ def _notes(rows: Sequence[Row], benches: Sequence[Bench]) -> str:
     if rows:
         notes.append(
             f"Loss: validation loss minus that of `{CONTROL}` in nats per token, paired over seeds, ± half the 95% interval; lower is "
-            f"better; bold: clear of zero with 95% over all presets that start so, and with one seed, whose interval is over validation "
-            f"windows and says nothing on other seeds, of {NOISE_BAND:g} times the rounding noise too. Where a study has no "
-            f"`{CONTROL}`, against its baseline, which is named.",
+            f"better; bold: clear of zero with 95% over all presets that start so; one seed, whose interval is over validation windows, is "
+            f"never bold. Where a study has no `{CONTROL}`, against its baseline, which is named.",
         )
     main = main_bench(benches)
     if main is not None:

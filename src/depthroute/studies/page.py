@@ -9,7 +9,7 @@ from ..evaluation.compare import CONFIDENCE
 from .evidence import rows_of, scale_sentence
 from .page_details import caveats, commands, routing, run_facts
 from .page_tables import arms_tables, claims_table, noise_facts
-from .paired import WINDOWS, Comparison, comparisons
+from .paired import SEEDS, Comparison, comparisons
 from .plots import figures_of
 from .verdicts import AGREES, DIFFERS, OPEN, Verdict, counted, verdicts
 from .wording import listed, plural, signed, stem
@@ -72,8 +72,11 @@ def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Se
         claims = plural(len({one.number for one in judged}), "claim")
         of = claims if len(results["groups"]) == 1 else f"{plural(len(judged), 'verdict')} on {claims}"
         told.append(f"Of {of}, {listed(parts)}.")
-    rows = [(row, row.difference) for row in compared if row.difference is not None and row.arm != results["noise_arm"]]
-    if not rows:
+    every = [
+        (row, row.difference) for row in compared if row.difference is not None and row.arm != results["noise_arm"]
+    ]
+    rows = [(row, difference) for row, difference in every if difference.over == SEEDS]
+    if not every:
         return " ".join([*told, f"There is nothing to compare with `{results['baseline']}`."])
     clear = sorted((difference.mean, row.arm, row.group) for row, difference in rows if row.clear)
     lower = [entry for entry in clear if entry[0] < 0]
@@ -82,13 +85,15 @@ def found(results: Mapping[str, Any], compared: Sequence[Comparison], judged: Se
         if chosen:
             names = _named(chosen, len(results["groups"]) > 1)
             told.append(f"Validation loss is {way} than with `{results['baseline']}`, in nats: {names}.")
-    if len(clear) < len(rows):
+    if rows and len(clear) < len(rows):
         unclear = f"{len(rows) - len(clear)} of {len(rows)}" if clear else f"0 of {len(rows)}"
         told.append(
             f"{unclear} comparisons with `{results['baseline']}` {'cannot' if clear else 'can'} be told from zero{_uncorrected(compared)}."
         )
-    if any(difference.over == WINDOWS for _, difference in rows):
-        told.append("Where this rests on one seed, another may give something else.")
+    if single := len(every) - len(rows):
+        told.append(
+            f"{plural(single, 'arm')} ran with one seed: another may give something else, and nothing is concluded from them."
+        )
     return " ".join(told)
 
 

@@ -24,6 +24,9 @@ NOISE_BAND = 2.0
 SHARPNESS = "sharpness, deepest third"
 """The measure that `measures_of` adds to a run's own."""
 
+ASYMMETRY = "rescue gain on the loss, difference of the streams"
+"""Another: how much more of the loss one stream alone brings back than the other; large where one does the work of both."""
+
 DEEPEST = 3
 """The deepest 1/3 is what the Delta paper's collapse is about."""
 
@@ -110,7 +113,7 @@ class Comparison:
     Attributes:
         difference: None where they have no seed in common.
         adjusted_p: Holm's, over all comparisons of the results; None without an interval, or for the noise arm.
-        clear: of zero after that correction, and, over the windows of one seed, of the noise band too.
+        clear: of zero after that correction.
     """
 
     group: str
@@ -130,7 +133,7 @@ def value_of(run: Mapping[str, Any], measure: str) -> float | None:
 def measures_of(run: Mapping[str, Any]) -> dict[str, float | None]:
     """A run's `measures`, and how sharp the routing of its deepest third of layers is: of the weight that routing over S sources
     can move away from uniform, (max − 1/S) / (1 − 1/S), the mean over reads; 0 where nothing is chosen, 1 where one source is.
-    Arms with other numbers of sources, or with a final read, can be compared by it."""
+    Arms with other numbers of sources, or with a final read, can be compared by it. And `ASYMMETRY` of two streams."""
     rows = [row for row in run.get("by_depth", ()) if row["name"] != FINAL_READ]
     layers = 1 + max((row["sublayer"] // 2 for row in rows), default=0)
     sharpness: dict[str, float | None] = {}
@@ -139,7 +142,10 @@ def measures_of(run: Mapping[str, Any]) -> dict[str, float | None]:
         if deep:
             shares = [(_number(row["max_weight"]) - 1 / row["sources"]) / (1 - 1 / row["sources"]) for row in deep]
             sharpness[SHARPNESS + ("" if route == "main" else f", {route}")] = math.fsum(shares) / len(shares)
-    return sharpness | run["measures"]
+    gains = [run["measures"].get(f"rescue gain on the loss, stream {stream}") for stream in (0, 1)]
+    first, second = (_number(gain) for gain in gains)
+    asymmetry = {} if None in gains else {ASYMMETRY: abs(first - second)}
+    return sharpness | asymmetry | run["measures"]
 
 
 def _number(value: float | None) -> float:
@@ -229,17 +235,9 @@ def noise_of(results: Mapping[str, Any], group: str) -> Noise | None:
     return Noise(math.sqrt(mean_square), max(map(abs, differences)), len(differences))
 
 
-def within_noise(difference: PairedDifference | None, noise: Noise | None) -> bool:
-    """Whether a difference of one seed, whose interval knows nothing of rounding, is no larger than rounding makes it. An
-    interval over seeds has rounding inside."""
-    if difference is None or noise is None or difference.over == SEEDS:
-        return False
-    return abs(difference.mean) <= NOISE_BAND * noise.level
-
-
 def comparisons(results: Mapping[str, Any]) -> list[Comparison]:
-    """Final loss of every arm against the baseline, group by group; the noise arm too, which does not count as one of the
-    comparisons that are corrected for."""
+    """Final loss of every arm against the baseline, group by group. What is corrected for, and can be clear of zero, are those over
+    several seeds: not the noise arm, and not a single seed, whose interval is that of the sample of text."""
     found: list[tuple[str, str, PairedDifference | None]] = []
     for group, entry in ordered_groups(results).items():
         arms = entry["arms"]
@@ -252,13 +250,14 @@ def comparisons(results: Mapping[str, Any]) -> list[Comparison]:
     counted = [
         (group, name, p)
         for group, name, difference in found
-        if name != results["noise_arm"] and difference is not None and (p := difference.p_value) is not None
+        if name != results["noise_arm"]
+        and difference is not None
+        and difference.over == SEEDS
+        and (p := difference.p_value) is not None
     ]
     adjusted = {(group, name): p for (group, name, _), p in zip(counted, holm([p for *_, p in counted]))}
-    noise = {group: noise_of(results, group) for group in results["groups"]}
     rows = []
     for group, name, difference in found:
         p = adjusted.get((group, name))
-        clear = difference is not None and p is not None and p < 1 - CONFIDENCE
-        rows.append(Comparison(group, name, difference, p, clear and not within_noise(difference, noise[group])))
+        rows.append(Comparison(group, name, difference, p, p is not None and p < 1 - CONFIDENCE))
     return rows

@@ -3,7 +3,8 @@
 """What a paper claims beside what was measured: it agrees, it does not, or the interval is too wide to tell.
 
 A verdict goes by the 95% interval: it has to lie wholly where the claim says, or wholly where it does not. Identical runs agree
-with "the same" and not with "lower" or "higher". A level of a single run has no interval; there the value alone decides.
+with "the same" and not with "lower" or "higher". One seed decides nothing
+on a difference: its interval is that of the sample of text. A level of a single run has no interval; there the value alone decides.
 """
 
 import math
@@ -12,16 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .paired import (
-    NOISE_BAND,
     WINDOWS,
     Estimate,
-    Noise,
     PairedDifference,
     level,
-    noise_of,
     ordered_groups,
     paired_difference,
-    within_noise,
 )
 from .wording import interval, number, perplexity_percent, plural, signed, unit
 
@@ -58,12 +55,11 @@ def verdicts(results: Mapping[str, Any]) -> list[Verdict]:
     for index, claim in enumerate(results["definition"].get("claims") or [], 1):
         for group, entry in ordered_groups(results).items():
             if claim.get("groups") is None or group in claim["groups"]:
-                noise = noise_of(results, group)
-                found.append(Verdict(index, claim, group, *_judged(claim, entry["arms"], noise)))
+                found.append(Verdict(index, claim, group, *_judged(claim, entry["arms"])))
     return found
 
 
-def _judged(claim: Mapping[str, Any], arms: Mapping[str, Any], noise: Noise | None) -> tuple[str, str, Estimate | None]:
+def _judged(claim: Mapping[str, Any], arms: Mapping[str, Any]) -> tuple[str, str, Estimate | None]:
     measure, against = claim["measure"], claim.get("against")
     absent = [name for name in (claim["arm"], against) if name is not None and name not in arms]
     if absent:
@@ -77,11 +73,9 @@ def _judged(claim: Mapping[str, Any], arms: Mapping[str, Any], noise: Noise | No
         missing = "no run has this measure" if against is None else "no seed has this measure in both arms"
         return OPEN, f"not measured: {missing}", None
     told = _told(claim, estimate)
+    if estimate.over == WINDOWS:
+        return OPEN, f"{told}: another seed may give something else", estimate
     # a mean that is not finite has no interval, and is on neither side of anything
-    # the noise level is one of final losses: of other measures it says nothing
-    if measure == "loss" and isinstance(estimate, PairedDifference) and within_noise(estimate, noise):
-        band = number(NOISE_BAND * noise.level) if noise is not None else ""
-        return OPEN, f"{told}; with one seed, rounding alone reaches ±{band} nats", estimate
     low, high = estimate.low, estimate.high
     if low is None or high is None:
         if claim["expect"] not in _LEVELS:

@@ -47,7 +47,9 @@ def unit(measure: str) -> str:
 
 
 def perplexity_percent(difference: float) -> str:
-    """What a difference of losses, in nats, does to perplexity."""
+    """What a difference of losses, in nats, does to perplexity: percent, and beyond one nat the factor."""
+    if abs(difference) > 1:
+        return f"× {math.exp(difference):,.3g}"
     percent = 100 * math.expm1(difference)
     return f"{signed(percent, 2)}%"
 
