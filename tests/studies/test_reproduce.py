@@ -128,11 +128,11 @@ run_training = one_run.run_training
 
 
 def test_a_half_written_checkpoint_is_passed_over(tmp_path):
-    for step, state in ((1, {"global_step": 1, "max_steps": 3}), (2, None), (3, {"global_step": 3, "max_steps": 3})):
+    for step, state in ((1, {"global_step": 1}), (2, None), (10, None)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text(json.dumps(state) if state else "{")
-    assert one_run._checkpoint_to_go_on_from(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert one_run._checkpoint_to_go_on_from(tmp_path) == tmp_path / "checkpoint-1"
     assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-1"]
 
 

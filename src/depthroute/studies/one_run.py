@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..files import write_json
 from ..training.arguments import parse_arguments
+from ..training.checkpoints import newest_checkpoint
 from ..training.run import run_training
 from .measures import diagnosis_of, window_losses
 from .plan import PlannedRun
@@ -105,18 +105,12 @@ def _performed(run: PlannedRun, places: Places, diagnosed_tokens: int, thread_co
     return {**_numbers(run, results), "commit": code_commit(), "seconds": time.perf_counter() - begin, **measured}
 
 
-def _checkpoint_to_go_on_from(folder: Path) -> str | None:
-    """The last one that is whole and has steps left; those behind it are removed. From one at the end of a run, as a run has that
-    was stopped while it was measured, the Trainer would do a step too many."""
-    while (last := get_last_checkpoint(str(folder))) is not None:
-        try:
-            state = json.loads((Path(last) / "trainer_state.json").read_text(encoding="utf-8"))
-            if state["global_step"] < state["max_steps"]:
-                return last
-        except (OSError, ValueError, LookupError):
-            pass
-        shutil.rmtree(last)
-    return None
+def _checkpoint_to_go_on_from(folder: Path) -> Path | None:
+    """The newest one that is whole; newer ones, which are not, are removed."""
+    found, broken = newest_checkpoint(folder)
+    for path in broken:
+        shutil.rmtree(path)
+    return found
 
 
 def _numbers(run: PlannedRun, results: dict[str, Any]) -> dict[str, Any]:

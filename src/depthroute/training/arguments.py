@@ -49,7 +49,7 @@ class DepthRouteTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: str | None = field(
         default=None,
-        metadata={"help": "checkpoint folder to go on from; alone or 'last': the newest in output_dir", "nargs": "?",
+        metadata={"help": "checkpoint folder to go on from; alone or 'last': the newest whole one in output_dir", "nargs": "?",
                   "const": "last"},
     )  # fmt: skip
 

@@ -14,11 +14,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, default_data_collator, set_seed
 from transformers.integrations import get_available_reporting_integrations
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import Refused
 from ..files import check_parents, write_json
 from .arguments import DepthRouteTrainingArguments, RunArguments, parse_arguments
+from .checkpoints import check_within, checkpoint_to_resume
 from .data import PackedBlocks
 from .forecast import Forecast, evaluation_steps, forecast, set_accumulation, set_steps, tokens_per_step
 from .handing_on import folder_of, hand_on, set_aside_generation
@@ -76,12 +76,13 @@ def train(arguments: Sequence[str], announce: Announce | None = None) -> dict[st
 def summary(results: dict[str, Any]) -> dict[str, str]:
     """The few results that a user looks for first, as text."""
     validation = results["validation"] or {}
+    train_loss = results["train"].get("train_loss")
     rates = [results["learning_rate"], results["routing_learning_rate"]]
     return {
         "preset": results["preset"] or "no DepthRoute model",
         "parameters trained": f"{results['parameters']['trainable']:,} of {results['parameters']['total']:,}",
         "learning rate, routing's": ", ".join("none" if rate is None else f"{rate:g}" for rate in rates),
-        "training loss": f"{results['train']['train_loss']:.4f}",
+        "training loss": "no step was left to train" if train_loss is None else f"{train_loss:.4f}",
         "validation loss": f"{validation['eval_loss']:.4f}" if validation else "no validation data",
         "validation perplexity": f"{validation['eval_perplexity']:.3f}" if validation else "no validation data",
         "tokens": f"{results['forecast']['tokens']:,}",
@@ -96,7 +97,8 @@ def run_training(
     announce: Announce | None = None,
     at_end: Callable[[DepthRouteTrainer], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """Train a model, measure it on the validation data, and save it so that its folder loads by itself.
+    """Train a model, measure it on the validation data, and save it so that its folder loads by itself. From a checkpoint of the
+    last step, as a run leaves that was stopped behind it, no step is trained and the rest is done.
 
     Args:
         run: model and data.
@@ -111,7 +113,7 @@ def run_training(
         `forecast_only` the forecast alone.
     """
     _check(run, training)
-    checkpoint = _checkpoint(training)
+    checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
     set_seed(training.seed)
     if run.forecast_only:
         expected = forecast_run(run, training)
@@ -147,6 +149,8 @@ def run_training(
         callbacks=[EvaluateAt(measure_at)] if measure_at else None,
     )
     expected = forecast(model, training, blocks, block_size)
+    if checkpoint is not None:
+        check_within(checkpoint, expected.steps)
     if announce is not None and training.process_index == 0:
         announce(expected)
     if run.overwrite and checkpoint is None and training.should_save:
@@ -266,19 +270,3 @@ def _check(run: RunArguments, training: DepthRouteTrainingArguments) -> None:
         raise Refused(
             f"output_dir: {output} holds files, allowed: an empty folder, --overwrite or --resume_from_checkpoint"
         )
-
-
-def _checkpoint(training: DepthRouteTrainingArguments) -> str | None:
-    wanted = training.resume_from_checkpoint
-    if wanted is None:
-        return None
-    if wanted in ("last", "true", "True"):
-        found = get_last_checkpoint(training.output_dir) if Path(training.output_dir).is_dir() else None
-        if found is None:
-            raise Refused(
-                f"resume_from_checkpoint: no checkpoint in {training.output_dir}, allowed: a checkpoint folder"
-            )
-        return found
-    if not Path(wanted).is_dir():
-        raise Refused(f"resume_from_checkpoint: {wanted}: no such folder, allowed: a checkpoint folder, or last")
-    return wanted

@@ -22,15 +22,21 @@ logger = logging.getLogger(__name__)
 _WITHOUT_GROUPS = ("lomo", "adalomo")
 
 
-class _RoutingRate(TrainerCallback):
-    """Remembers the learning rate with which the routing was last updated, before the schedule moves on."""
+class _OwnSteps(TrainerCallback):
+    """Remembers how many steps this call of `train` did, and the learning rate with which the routing was last updated, before
+    the schedule moves on."""
 
     def __init__(self) -> None:
-        self.last: float | None = None
+        self.count = 0
+        self.routing_rate: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.count = 0
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.count += 1
         groups = optimizer.param_groups if optimizer is not None else []
-        self.last = next((float(group["lr"]) for group in groups if group.get("name") == ROUTING_GROUP), None)
+        self.routing_rate = next((float(group["lr"]) for group in groups if group.get("name") == ROUTING_GROUP), None)
 
 
 class DepthRouteTrainer(Trainer):
@@ -42,6 +48,8 @@ class DepthRouteTrainer(Trainer):
     packed blocks have. `args.freeze_base` trains the routing alone. The arguments may be plain TrainingArguments.
 
     `args.routing_health_steps` adds a `RoutingHealthCallback`. Trainable parameters of 16 bits are warned of, with the fraction of them that cannot move at this learning rate.
+
+    Resumed from a checkpoint of the last step it trains no step; Trainer would do one more, except at the end of an epoch.
 
     Other trainers get the same by inheriting from both: `class RoutedSFTTrainer(DepthRouteTrainer, SFTTrainer): pass`.
 
@@ -63,8 +71,8 @@ class DepthRouteTrainer(Trainer):
         routing = routing_parameters(self.model)
         if routing and not any(parameter.requires_grad for parameter in routing.values()):
             logger.warning("the routing is not trained: none of its %d parameters requires a gradient", len(routing))
-        self._routing_rate = _RoutingRate()
-        self.add_callback(self._routing_rate)
+        self._own_steps = _OwnSteps()
+        self.add_callback(self._own_steps)
         if (steps := getattr(self.args, "routing_health_steps", None)) is not None:
             self.add_callback(RoutingHealthCallback(self, steps))
 
@@ -85,12 +93,21 @@ class DepthRouteTrainer(Trainer):
         return optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As Trainer's; adds `routing_learning_rate` and perplexities to `logs`."""
-        if "learning_rate" in logs and self._routing_rate.last is not None:
-            logs["routing_learning_rate"] = self._routing_rate.last
+        """As Trainer's; adds `routing_learning_rate` and perplexities to `logs`, and takes the mean of no losses out of them."""
+        if "learning_rate" in logs and self._own_steps.routing_rate is not None:
+            logs["routing_learning_rate"] = self._own_steps.routing_rate
+        if not self._own_steps.count:
+            logs.pop("train_loss", None)
         for name in [name for name in logs if name.startswith("eval") and name.endswith("_loss")]:
             # a tensor's exponential overflows to infinity, math.exp raises
             logs[f"{name.removesuffix('_loss')}_perplexity"] = (
                 torch.tensor(logs[name], dtype=torch.float64).exp().item()
             )
         super().log(logs, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # Trainer looks for the last step only behind a step
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
