@@ -89,6 +89,33 @@ def test_reads_of_equal_streams_are_those_of_block_attnres(routing, anchored):
     torch.testing.assert_close(found.final, expected.final, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize("anchored", [False, True], ids=["plain", "anchored"])
+@pytest.mark.parametrize("gates", GATES)
+def test_crossed_values_are_crossed_keys_by_other_names(gates, anchored):
+    """Read j of one has the keys and values of read 1 − j of the other: exchange their parameters, and α with 1 − α."""
+    crossed_keys = tiny_config("dar", depth_anchored=anchored, dual_gates=gates, dual_routing="cross_key")
+    crossed_values = tiny_config("dar", depth_anchored=anchored, dual_gates=gates, dual_routing="cross_value")
+    one, other = random_reads(crossed_keys), random_reads(crossed_values)
+    with torch.no_grad():
+        for read, renamed in zip(one, other):
+            renamed.gate_logits.copy_(read.gate_logits)
+            renamed.gate_logits[A].neg_()
+            if read.query is not None:
+                renamed.query.copy_(read.query.flip(0))
+                renamed.key_norm.copy_(read.key_norm.flip(0))
+            if read.gate_proj is not None:
+                renamed.gate_proj.copy_(read.gate_proj.unflatten(1, (2, -1)).flip(1).flatten(1))
+                renamed.gate_proj[A].neg_()
+    expected, found = walk(crossed_keys, one), walk(crossed_values, other)
+    # float64, whose sums are taken in another order
+    for s, (reading, reference) in enumerate(zip(found.readings, expected.readings)):
+        torch.testing.assert_close(reading.x, reference.x, rtol=1e-12, atol=1e-12, msg=f"{s}")
+    torch.testing.assert_close(found.final, expected.final, rtol=1e-12, atol=1e-11)
+    with torch.no_grad():
+        other[3].query.copy_(other[3].query.flip(0))
+    assert (walk(crossed_values, other).readings[3].x - expected.readings[3].x).abs().max() > 1e-3
+
+
 def by_hand(config, reads):
     """The equations of a plain pass, from embedding and branch outputs, one sublayer after another."""
     eps = config.rms_norm_eps

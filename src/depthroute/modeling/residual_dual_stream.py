@@ -150,6 +150,9 @@ class DualStreamResidual(Residual):
         P        ← [[ρ, 1−ρ], [1−ρ, ρ]] P + (β^0, β^1) u     α = σ(a), ρ = σ(r), β^j = 2 σ(c_j)
         dynamic  (a, r, c_0, c_1) += W · rms-normalised concatenation of the plain mixes Σ_i p_i v^0_i, Σ_i p_i v^1_i
 
+    Crossed values are crossed keys by other names: read j of one is read 1 − j of the other, α its 1 − α. Both are here since the
+    DAR paper compares them; from the same start they train alike up to rounding.
+
     At a block's end P^j becomes an entry of H^j and restarts at zero. The state's carry is (h, P^0, P^1) inside a block and
     (h,) between blocks; the history holds the two streams' entries in turn.
     """
