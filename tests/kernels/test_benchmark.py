@@ -362,7 +362,7 @@ def test_the_readme_s_numbers_are_the_committed_results(name):
 def test_the_committed_result_is_of_the_reference_configuration():
     settings, defaults = committed("cpu-12-layers.json")["settings"], BenchmarkSettings()
     for name in ("layers", "width", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "block_size", "depth_heads",
-                 "anchored", "batch", "tokens", "dtype", "threads", "repeats", "device"):  # fmt: skip
+                 "anchored", "batch", "tokens", "dtype", "threads", "device"):  # fmt: skip
         assert settings[name] == getattr(defaults, name), name
     assert settings["backend"] == ["auto", "reference"]
 
