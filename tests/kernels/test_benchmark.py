@@ -333,6 +333,7 @@ def test_a_figure_that_could_not_be_written(tmp_path):
 TIMED = ("train_step", "forward", "decode_token", "saved_bytes")
 RESULTS = {
     "cpu-12-layers.json": TIMED,
+    "cpu-12-layers-few-rounds.json": TIMED,
     "cpu-12-layers-anchored.json": TIMED,
     "cpu-24-layers.json": TIMED,
     "cpu-checkpointing.json": ("train_step_checkpointed", "peak_bytes_checkpointed", "peak_bytes"),
@@ -362,7 +363,7 @@ def test_the_readme_s_numbers_are_the_committed_results(name):
 def test_the_committed_result_is_of_the_reference_configuration():
     settings, defaults = committed("cpu-12-layers.json")["settings"], BenchmarkSettings()
     for name in ("layers", "width", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "block_size", "depth_heads",
-                 "anchored", "batch", "tokens", "dtype", "threads", "device"):  # fmt: skip
+                 "anchored", "batch", "tokens", "dtype", "threads", "repeats", "device"):  # fmt: skip
         assert settings[name] == getattr(defaults, name), name
     assert settings["backend"] == ["auto", "reference"]
 
