@@ -67,7 +67,7 @@ KILLS = textwrap.dedent(
         out, verify = root / str(number) / "out", number > 7
         child = begin(out, verify)
         if number % 2:  # at a time
-            time.sleep(durations[verify] * rng.uniform(0.05, 0.9))
+            time.sleep(durations[verify] * rng.uniform(0.05, 0.7))
         else:  # while a shard is written
             wanted = rng.randrange(1, 12)
             while shards(out) < wanted:
@@ -77,9 +77,11 @@ KILLS = textwrap.dedent(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         left = sorted(os.listdir(out.parent)) if out.parent.exists() else []
-        print("killed" if alive else "ended", shards(out), *left, flush=True)
+        # on a machine that is slow for a moment the kill can come when the folder is in its place already
+        state = "ended" if not alive else "late" if out.exists() else "killed"
+        print(state, shards(out), *left, flush=True)
         if alive:
-            assert os.waitpid(begin(out, verify), 0)[1] == 0
+            assert (os.waitpid(begin(out, verify), 0)[1] == 0) == (state == "killed")
 
     # the last moment: the folder is in its place, what is beside it is about to be removed
     out = root / "last" / "out"
@@ -128,7 +130,8 @@ def test_ten_kills_and_the_same_bytes(large, tmp_path):
     assert sum(name.endswith(".safetensors") for name in expected[0]) >= 13
     for number, (state, _, *left) in enumerate(kills):
         # a killed process leaves its folder alone, and never a part of the target
-        assert left in ([], [".out.unfinished"]) if state == "killed" else left == ["out"]
+        allowed = {"killed": ([], [".out.unfinished"]), "late": (["out"], [".out.unfinished", "out"]), "ended": (["out"],)}
+        assert left in allowed[state], (number, state, left)
         assert os.listdir(tmp_path / str(number)) == ["out"]
         assert tree(tmp_path / str(number) / "out") == expected[number > 7], number
     # nothing is missing, so that the same command has nothing to do: it says so, and clears up

@@ -83,6 +83,7 @@ def test_every_snippet_runs(workplace, monkeypatch):
         "inspect",
         "eval",
         "python",
+        "reproduce",
         "python",
     ]
     # what the snippets leave behind
