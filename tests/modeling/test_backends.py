@@ -110,7 +110,7 @@ def assert_same_outcome(found, expected):
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Counts phases, merges and reads of few tokens of the CPU implementation, reads of the reference, and groups of layers."""
+    """Counts phases, merges and reads without gradients of the CPU implementation, reads of the reference, and groups of layers."""
     calls = Counter()
 
     def watch(owner, name, key, detail=lambda result: None):
@@ -127,7 +127,7 @@ def spy(monkeypatch):
 
     watch(BACKENDS["cpu"], "phase", "phase")
     watch(BACKENDS["cpu"], "merge", "merge")
-    watch(BACKENDS["cpu"].FewTokens, "read", "few")
+    watch(BACKENDS["cpu"].InferenceReads, "read", "inference")
     watch(depth_ops, "depth_mix", "reference")
     watch(residual_depth_attention, "depth_read", "reference")
     watch(residual_dual_stream, "depth_mix", "reference")
@@ -332,7 +332,7 @@ def test_cached_tokens_equal_the_whole_forward(case, ids, spy):
         logits = [model(part, use_cache=True, **cache).logits for part in parts]
     assert_close(torch.cat(logits, 1), whole.detach(), "logits")
     if CASES[case][0] in QUERY_PRESETS:
-        assert spy["few"] > 0 and spy["reference"] == 0
+        assert spy["inference"] > 0 and spy["reference"] == 0
 
 
 @FEW
@@ -363,12 +363,12 @@ def test_offloaded_parameters(where, case, ids, spy, tmp_path):
         spy.clear()
         assert_close(model(ids).logits, expected, "logits")
         assert model.model.layers[2].mlp_read.query.device.type == "meta"
-    assert spy["few"] > 0 and spy["group done"] == spy["reference"] == 0
+    assert spy["inference"] > 0 and spy["group done"] == spy["reference"] == 0
 
 
 @FEW
 def test_offloaded_layers_of_many_tokens(case, token_ids, spy, tmp_path):
-    """Beyond what is read in the few tokens' way, where layers do prepare their reads."""
+    """Beyond what is read source by source, where layers do prepare their reads."""
     ids = token_ids.repeat(8, 4)
     with torch.no_grad():
         expected = build(case, "reference").eval()(ids).logits

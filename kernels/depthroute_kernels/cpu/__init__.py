@@ -4,13 +4,13 @@
 
 phase.py      every query of a group at once: one stack that lives as long as the call, and batched products with it
 merge.py      one read's private sources, source by source
-few_tokens.py the reads of some tokens without gradients, as in decoding: the fewest calls
+inference.py  reads without gradients: every source is looked at once
 """
 
 import torch
 
 from ..streams import combine, write_streams
-from .few_tokens import FewTokens, of_few_tokens
+from .inference import InferenceReads, of_inference
 from .merge import merge
 from .phase import phase
 
@@ -22,4 +22,4 @@ def unavailable(device: torch.device, dtype: torch.dtype | None = None, compilin
     return "torch.compile: it fuses the reference" if compiling else None
 
 
-__all__ = ["FewTokens", "combine", "merge", "of_few_tokens", "phase", "unavailable", "write_streams"]
+__all__ = ["InferenceReads", "combine", "merge", "of_inference", "phase", "unavailable", "write_streams"]

@@ -19,7 +19,7 @@ from . import ops
 from .status import unavailable
 
 
-__all__ = ["available", "combine", "merge", "of_few_tokens", "phase", "unavailable", "write_streams"]
+__all__ = ["available", "combine", "merge", "of_inference", "phase", "unavailable", "write_streams"]
 
 
 def available(device: torch.device | str, dtype: torch.dtype | None = None) -> str | None:
@@ -27,8 +27,8 @@ def available(device: torch.device | str, dtype: torch.dtype | None = None) -> s
     return unavailable(torch.device(device), dtype)
 
 
-def of_few_tokens(stream: Tensor) -> bool:
-    """Whether a few tokens are better read source by source: never here, where a phase is one launch."""
+def of_inference(stream: Tensor) -> bool:
+    """Whether reads without gradients go source by source: never here, where a phase is one launch."""
     return False
 
 

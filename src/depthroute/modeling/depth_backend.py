@@ -139,8 +139,8 @@ class MergeOutput(NamedTuple):
 
 
 def choose_backend(config: Any, stream: Tensor) -> Any | None:
-    """What computes depth reads: a module with the functions `phase`, `merge`, `of_few_tokens`, `combine` and `write_streams`, and
-    the class `FewTokens` if `of_few_tokens` is ever true; or None for the reference.
+    """What computes depth reads: a module with the functions `phase`, `merge`, `of_inference`, `combine` and `write_streams`, and
+    the class `InferenceReads` if `of_inference` is ever true; or None for the reference.
 
     Args:
         config: `depth_backend` names it.

@@ -69,18 +69,18 @@ class PreparedRead(NamedTuple):
     start: Tensor | None
 
 
-class SequentialRead(NamedTuple):
-    """One read of a few tokens, whose sources are looked at as they come.
+class InferenceRead(NamedTuple):
+    """One read without gradients, whose sources are looked at as they come.
 
     Attributes:
-        few: the backend's `FewTokens`, shared by all reads that were prepared together.
+        shared: the backend's `InferenceReads`, by all reads that were prepared together.
         parameters: the read's.
         first, routes: which of their queries are its own.
         ahead: how many queries behind them read the same sources.
-        bias: b [S, count], where sources have biases.
+        bias: b [count, S], where sources have biases.
     """
 
-    few: Any
+    shared: Any
     parameters: ReadParameters
     first: int
     routes: int
@@ -267,26 +267,28 @@ class DepthAttentionResidual(Residual):
         backend = choose_backend(self.config, state.stream)
         if backend is None:
             return 0
-        return self.final // 2 if backend.of_few_tokens(state.stream) else self.layers_per_group
+        return self.final // 2 if backend.of_inference(state.stream) else self.layers_per_group
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
-        """All queries of the reads `modules`, over the sources completed so far (`PreparedRead`), or of a few tokens over every
-        source as it comes (`SequentialRead`)."""
+        """All queries of the reads `modules`, over the sources completed so far (`PreparedRead`), or without gradients over
+        every source as it comes (`InferenceRead`)."""
         backend: Any = choose_backend(self.config, state.stream)
-        few = backend.of_few_tokens(state.stream)
+        inference = backend.of_inference(state.stream)
         # without details the final read's sources are not those of the reads before it
-        end = self.final + (few and not self.bases)
+        end = self.final + (inference and not self.bases)
         reads = {s: module for s, module in modules.items() if module is not None and s < end}
         if not reads:
             return {}
-        return self.prepare_few(backend, state, reads) if few else self.prepare_phase(backend, state, reads)
+        prepare = self.prepare_inference if inference else self.prepare_phase
+        return prepare(backend, state, reads)
 
-    def prepare_few(self, backend: Any, state: ResidualState, reads: dict[int, Any]) -> dict[int, SequentialRead]:
+    def prepare_inference(self, backend: Any, state: ResidualState, reads: dict[int, Any]) -> dict[int, InferenceRead]:
         parameters: dict[int, ReadParameters] = {s: module(state.stream) for s, module in reads.items()}
         routes = {s: self.routes(s, parameters[s]) for s in reads}
         queries = torch.stack([query for s in reads for query, _ in routes[s]])
-        few = backend.FewTokens(queries.unsqueeze(0), state.stream, **self.options)
-        prepared: dict[int, SequentialRead] = {}
+        capacity = max(self.source_counts[s] for s in reads)
+        shared = backend.InferenceReads(queries.unsqueeze(0), state.stream, capacity=capacity, **self.options)
+        prepared: dict[int, InferenceRead] = {}
         first, ahead = len(queries), 0
         for s in sorted(reads, reverse=True):
             # what a block's reads share, the first of them can make for all
@@ -295,8 +297,8 @@ class DepthAttentionResidual(Residual):
             ahead = following.routes + following.ahead if shares else 0  # type: ignore[union-attr]
             first -= len(routes[s])
             biases = [bias for _, bias in routes[s] if bias is not None]
-            bias = torch.stack(biases, 1) if biases else None
-            prepared[s] = SequentialRead(few, parameters[s], first, len(routes[s]), ahead, bias)
+            bias = torch.stack(biases) if biases else None
+            prepared[s] = InferenceRead(shared, parameters[s], first, len(routes[s]), ahead, bias)
         return prepared
 
     def has_same_sources(self, s: int) -> bool:
@@ -338,7 +340,7 @@ class DepthAttentionResidual(Residual):
         s: int,
         module: Any,
         record: RoutingRecord | None,
-        prepared: PreparedRead | SequentialRead | None = None,
+        prepared: PreparedRead | InferenceRead | None = None,
     ) -> Reading:
         if module is None:
             return Reading(state.carry[0])
@@ -349,8 +351,8 @@ class DepthAttentionResidual(Residual):
         base = state.stream if self.options["anchored"] or not self.replaces else None
         # linear: one projection of the mix is the mix of projected values
         mix_base = base if parameters.value_proj is None else None
-        if isinstance(prepared, SequentialRead):
-            mixes = self.read_few(prepared, s, state.history, sources, mix_base, record is not None)
+        if isinstance(prepared, InferenceRead):
+            mixes = self.read_inference(prepared, s, state.history, sources, mix_base, record is not None)
         elif prepared:
             mixes = [
                 self.finish_prepared(prepared, index, s, sources, mix_base, record is not None)
@@ -395,30 +397,30 @@ class DepthAttentionResidual(Residual):
         weights = torch.softmax(logits, 0)
         return weights.squeeze(-1) if self.options["num_heads"] == 1 else weights
 
-    def read_few(
+    def read_inference(
         self,
-        prepared: SequentialRead,
+        prepared: InferenceRead,
         s: int,
         history: Sequence[Tensor],
         sources: Sequence[Tensor],
         base: Tensor | None,
         weigh: bool,
     ) -> list[tuple[Tensor, Any]]:
-        """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of each route of a read of a few tokens."""
-        few, parameters, first, routes, ahead, bias = prepared
+        """x [B, T, D], and p [S, B, T(, H)] if `weigh`, of each route of a read without gradients."""
+        shared, parameters, first, routes, ahead, bias = prepared
         completed = len(history)
-        if few.count < completed:
-            few.add((sources[few.count : completed],))
+        if shared.count < completed:
+            shared.add((sources[shared.count : completed],))
         private = (sources[completed:],) if len(sources) > completed else None
         ahead = 0 if weigh else ahead
         prior_bias, gain = parameters.prior_bias, self.gains[s]
-        mixes, logits = few.read(first, routes, ahead, private, bias=bias, prior_bias=prior_bias, gain=gain)
+        mixes, logits = shared.read(first, routes, ahead, private, bias=bias, prior_bias=prior_bias, gain=gain)
         reads = mixes if base is None else [base + mix for mix in mixes]
         if (dtype := sources[0].dtype) != reads[0].dtype:
             reads = [read.to(dtype) for read in reads]
         if not weigh:
             return [(read, None) for read in reads]
-        weights = few.weights(logits)[0]
+        weights = shared.weights(logits)[0]
         return list(zip(reads, weights.squeeze(-1) if self.options["num_heads"] == 1 else weights))
 
     def finish_prepared(

@@ -65,11 +65,11 @@ class PreparedDualRead(NamedTuple):
     size: int
 
 
-class SequentialDualRead(NamedTuple):
-    """One read of a few tokens, whose entries are looked at as they come.
+class InferenceDualRead(NamedTuple):
+    """One read without gradients, whose entries are looked at as they come.
 
     Attributes:
-        few: the backend's `FewTokens`, shared by all reads that were prepared together; its groups are the two streams.
+        shared: the backend's `InferenceReads`, by all reads that were prepared together; its groups are the two streams.
         parameters: the read's.
         place: its query among theirs.
         alpha: α [1], and
@@ -77,7 +77,7 @@ class SequentialDualRead(NamedTuple):
             final read.
     """
 
-    few: Any
+    shared: Any
     parameters: DualReadParameters
     place: int
     alpha: Tensor | None
@@ -200,29 +200,30 @@ class DualStreamResidual(Residual):
         backend = choose_backend(self.config, state.stream)
         if backend is None:
             return 0
-        return self.final // 2 if backend.of_few_tokens(state.stream) else self.layers_per_group
+        return self.final // 2 if backend.of_inference(state.stream) else self.layers_per_group
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
         """All queries of the reads `modules`, over the entries of both streams completed so far (`PreparedDualRead`), or of a few
-        tokens over every entry as it comes (`SequentialDualRead`)."""
+        tokens over every entry as it comes (`InferenceDualRead`)."""
         backend: Any = choose_backend(self.config, state.stream)
-        few = backend.of_few_tokens(state.stream)
-        end = self.final + few
+        inference = backend.of_inference(state.stream)
+        end = self.final + inference
         parameters: dict[int, DualReadParameters] = {
             s: module(state.stream) for s, module in modules.items() if self.source_counts[s] > 1 and s < end
         }
         if not parameters:
             return {}
-        if few:
-            return self.prepare_few(backend, state, parameters)
+        if inference:
+            return self.prepare_inference(backend, state, parameters)
         return self.prepare_with(parameters, (state.history[0::2], state.history[1::2]))
 
-    def prepare_few(
+    def prepare_inference(
         self, backend: Any, state: ResidualState, parameters: dict[int, DualReadParameters]
-    ) -> dict[int, SequentialDualRead]:
+    ) -> dict[int, InferenceDualRead]:
         queries = torch.stack([read.query for read in parameters.values() if read.query is not None], 1)
         queries = queries if self.scale == 1 else queries * self.scale
-        few = backend.FewTokens(queries, state.stream, **self.options)
+        capacity = max(self.source_counts[s] for s in parameters)
+        shared = backend.InferenceReads(queries, state.stream, capacity=capacity, **self.options)
         alphas: Sequence[Tensor | None] = [None] * len(parameters)
         mixing: Sequence[Tensor | None] = [None] * len(parameters)
         if self.config.dual_gates == "static":
@@ -234,7 +235,7 @@ class DualStreamResidual(Residual):
                 matrices = torch.stack([rho, 1 - rho, 2 * beta_0, 1 - rho, rho, 2 * beta_1], 1)
                 mixing = matrices.view(-1, 2, 3).unbind()
         return {
-            s: SequentialDualRead(few, read, index, alpha, mixing[index] if index < len(mixing) else None)
+            s: InferenceDualRead(shared, read, index, alpha, mixing[index] if index < len(mixing) else None)
             for index, ((s, read), alpha) in enumerate(zip(parameters.items(), alphas))
         }
 
@@ -281,13 +282,13 @@ class DualStreamResidual(Residual):
         s: int,
         module: Any,
         record: RoutingRecord | None,
-        prepared: PreparedDualRead | SequentialDualRead | None = None,
+        prepared: PreparedDualRead | InferenceDualRead | None = None,
     ) -> Reading:
         parameters: DualReadParameters = prepared.parameters if prepared else module(state.stream)
         if parameters.query is None:
             return Reading(state.stream, gates=parameters.gate_logits)
-        if isinstance(prepared, SequentialDualRead):
-            return self.read_few(prepared, state, s, record)
+        if isinstance(prepared, InferenceDualRead):
+            return self.read_inference(prepared, state, s, record)
         entries, anchored = self.streams(state, s), self.options["anchored"]
         if prepared is None and choose_backend(self.config, state.stream) is not None:
             prepared = self.prepare_with({s: parameters}, entries)[s]
@@ -316,17 +317,17 @@ class DualStreamResidual(Residual):
             self.note(record, s, torch.stack([weight.detach() for weight in weights]))
         return Reading(mixed.to(state.stream.dtype), gates=gates)
 
-    def read_few(
-        self, prepared: SequentialDualRead, state: ResidualState, s: int, record: RoutingRecord | None
+    def read_inference(
+        self, prepared: InferenceDualRead, state: ResidualState, s: int, record: RoutingRecord | None
     ) -> Reading:
-        few, parameters, place, alpha, mixing = prepared
+        shared, parameters, place, alpha, mixing = prepared
         completed, count, gates = len(state.history) // 2, self.source_counts[s], parameters.gate_logits
-        if few.count < completed:
-            new = state.history[2 * few.count :]
-            few.add(*self.routed(new[0::2], new[1::2]))
+        if shared.count < completed:
+            new = state.history[2 * shared.count :]
+            shared.add(*self.routed(new[0::2], new[1::2]))
         private = self.routed(*([partial] for partial in state.carry[1:])) if count > completed else (None, None)
-        mixes, logits = few.read(place, 1, 0, *private)
-        totals = few.totals(private[0]) if self.options["anchored"] else []
+        mixes, logits = shared.read(place, 1, 0, *private)
+        totals = shared.totals(private[0]) if self.options["anchored"] else []
         if parameters.gate_proj is not None:
             gates = gates + self.dynamic_gates(parameters.gate_proj, mixes, totals, count)
         if alpha is None:
@@ -335,7 +336,7 @@ class DualStreamResidual(Residual):
         if totals:
             mixed = state.stream + torch.addcmul(count * mixed, alpha - 0.5, totals[0] - totals[1])
         if record is not None:
-            self.note(record, s, few.weights(logits).squeeze(1))
+            self.note(record, s, shared.weights(logits).squeeze(1))
         return Reading(mixed.to(state.stream.dtype), gates=gates if mixing is None else Mixing(mixing))
 
     def routed(self, first: Any, second: Any) -> tuple[list[Any], list[Any] | None]:

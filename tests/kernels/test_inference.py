@@ -1,12 +1,12 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of a few tokens, source by source, against the reference."""
+"""Reads without gradients, source by source, against the reference."""
 
 import pytest
 import torch
 
 from depthroute.modeling.depth_ops import depth_read
-from depthroute_kernels.cpu import FewTokens, of_few_tokens
+from depthroute_kernels.cpu import InferenceReads, of_inference
 
 
 WIDTH, READS, EPS = 12, 3, 1e-5
@@ -44,12 +44,12 @@ def test_reads_equal_the_reference(groups, anchored, heads, shape):
     queries = normal(groups, READS, WIDTH, seed=1)
     values = [sources(6, shape, 10 + group) for group in range(groups)]
     keys = [sources(6, shape, 20 + group) for group in range(groups)]
-    few = FewTokens(queries, values[0][0], eps=EPS, num_heads=heads, anchored=anchored)
+    reads = InferenceReads(queries, values[0][0], capacity=6, eps=EPS, num_heads=heads, anchored=anchored)
     bias, prior_bias = normal(6, seed=3), normal(6, seed=4)
 
     def check(read, seen, first, count, options, found):
         mixes, logits = found
-        weights = few.weights(logits)
+        weights = reads.weights(logits)
         for group in range(groups):
             for index in range(count):
                 expected, expected_weights = depth_read(
@@ -74,23 +74,23 @@ def test_reads_equal_the_reference(groups, anchored, heads, shape):
         ]
 
     def options_of(seen, count, **more):
-        return {"bias": bias[seen].unsqueeze(1).expand(-1, count), "prior_bias": prior_bias[seen], **more}
+        return {"bias": bias[seen].expand(count, -1), "prior_bias": prior_bias[seen], **more}
 
-    few.add(*of([0]))
-    few.add(*of([1, 2]))
-    assert few.count == 3
+    reads.add(*of([0]))
+    reads.add(*of([1, 2]))
+    assert reads.count == 3
     options = options_of([0, 1, 2], 1, gain=3.0)
-    check(0, [0, 1, 2], 0, 1, options, few.read(0, **options))
+    check(0, [0, 1, 2], 0, 1, options, reads.read(0, **options))
     private, private_keys = of([4, 5])
     options = options_of([0, 1, 2, 4, 5], 2)
-    found = few.read(1, 2, values=private, keys=private_keys, **options)
+    found = reads.read(1, 2, values=private, keys=private_keys, **options)
     check(1, [0, 1, 2, 4, 5], 1, 2, options, found)
-    for total, tensors in zip(few.totals(private), values):
+    for total, tensors in zip(reads.totals(private), values):
         assert_near(total, sum(tensors[i] for i in (0, 1, 2, 4, 5)))
-    assert few.count == 3  # private sources are gone
-    few.add(*of([3]))
+    assert reads.count == 3  # private sources are gone
+    reads.add(*of([3]))
     options = {"prior_bias": prior_bias[:4]}
-    check(2, [0, 1, 2, 3], 2, 1, options, few.read(2, **options))
+    check(2, [0, 1, 2, 3], 2, 1, options, reads.read(2, **options))
 
 
 @HEADS
@@ -99,14 +99,14 @@ def test_what_is_made_ahead_is_what_is_asked_for(anchored, heads):
     values = sources(4, (2, 1), 5)
     ways = []
     for ahead in (0, 1):
-        few = FewTokens(normal(1, READS, WIDTH, seed=1), values[0], eps=EPS, num_heads=heads, anchored=anchored)
-        few.add([values[:2]])
-        first, _ = few.read(0, ahead=ahead)
-        second, _ = few.read(1)
-        assert (1 in few.ready) == bool(ahead)
-        few.add([values[2:]])
-        assert not few.ready  # a read over other sources is another one
-        third, _ = few.read(1)
+        reads = InferenceReads(normal(1, READS, WIDTH, seed=1), values[0], capacity=len(values), eps=EPS, num_heads=heads, anchored=anchored)
+        reads.add([values[:2]])
+        first, _ = reads.read(0, ahead=ahead)
+        second, _ = reads.read(1)
+        assert (1 in reads.ready) == bool(ahead)
+        reads.add([values[2:]])
+        assert not reads.ready  # a read over other sources is another one
+        third, _ = reads.read(1)
         ways.append([*first, *second, *third])
     for one, other in zip(*ways):
         assert_near(one, other)
@@ -119,26 +119,28 @@ def test_what_is_made_ahead_is_what_is_asked_for(anchored, heads):
 def test_anchored_at_zero_is_exactly_zero(shape, heads, biased, dtype):
     values = [source.to(dtype) for source in sources(5, shape, 5)]
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
-    few = FewTokens(torch.zeros(1, READS, WIDTH, dtype=statistics), values[0], eps=EPS, num_heads=heads, anchored=True)
-    few.add([values[:3]])
+    reads = InferenceReads(torch.zeros(1, READS, WIDTH, dtype=statistics), values[0], capacity=len(values), eps=EPS, num_heads=heads, anchored=True)
+    reads.add([values[:3]])
     bias = normal(5, seed=3).to(statistics) if biased else None
-    column = None if bias is None else bias.unsqueeze(1).expand(-1, 2)
-    mixes, _ = few.read(0, 2, values=[values[3:]], bias=column, prior_bias=bias, gain=5.0)
+    column = None if bias is None else bias.expand(2, -1)
+    mixes, _ = reads.read(0, 2, values=[values[3:]], bias=column, prior_bias=bias, gain=5.0)
     assert all(mix.shape == (*shape, WIDTH) and mix.dtype == statistics and not mix.any() for mix in mixes)
 
 
-def test_when_tokens_are_few():
-    assert of_few_tokens(torch.empty(1, 1, 4096)) and not of_few_tokens(torch.empty(8, 4096, 4096, device="meta"))
+def test_where_no_gradient_is_wanted():
+    assert of_inference(torch.empty(1))
     with torch.enable_grad():
-        assert not of_few_tokens(torch.empty(1, 1, 16))
+        assert not of_inference(torch.empty(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not of_inference(torch.empty(1))
 
 
 def test_sources_are_not_written_to():
     values = sources(3, (1, 1), 5)
     before = [value.clone() for value in values]
-    few = FewTokens(normal(1, READS, WIDTH, seed=1), values[0], eps=EPS)
-    few.add([values[:1]])
-    few.add([values[1:2]])
-    few.read(0, values=[values[2:]])
-    few.read(1)
+    reads = InferenceReads(normal(1, READS, WIDTH, seed=1), values[0], capacity=len(values), eps=EPS)
+    reads.add([values[:1]])
+    reads.add([values[1:2]])
+    reads.read(0, values=[values[2:]])
+    reads.read(1)
     assert all(map(torch.equal, values, before))

@@ -1,0 +1,168 @@
+# Copyright 2026 The DepthRoute Authors. All rights reserved.
+# SPDX-License-Identifier: Apache-2.0
+"""The depth reads of a forward pass without gradients: every source is looked at once, for all queries, when it comes.
+
+Inside, n stands for all tokens (B·T), d for D/H, G for independent groups of queries and sources (DAR's two streams), and C for
+the most sources that any read has. In decoding what costs is the number of calls, with many tokens the bytes: both are least
+so.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+FEW = 2**14
+"""Numbers in a source below which a call costs more than its arithmetic."""
+
+
+def of_inference(tensor: Tensor) -> bool:
+    """Whether no gradient is wanted. Not under autocast, whose suspension would be one more call around every read."""
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+class InferenceReads:
+    """The sources of one forward pass as they come, and the logits that all queries give to each. A read is one softmax and
+    one product.
+
+    Args:
+        queries: folded queries [G, M, D], float32 (float64).
+        source: a tensor of the sources' shape [..., D].
+        capacity: C.
+        eps: inside the root.
+        num_heads: H.
+        anchored: mix with p − p⁰.
+
+    Attributes:
+        count: how many sources have been added for good.
+        is_small: whether mixes are made ahead.
+    """
+
+    def __init__(
+        self,
+        queries: Tensor,
+        source: Tensor,
+        *,
+        capacity: int,
+        eps: float,
+        num_heads: int = 1,
+        anchored: bool = False,
+    ):
+        groups, reads, width = queries.shape
+        tokens, part = source.numel() // width, width // num_heads
+        self.groups, self.tokens, self.heads, self.part, self.anchored = groups, tokens, num_heads, part, anchored
+        self.shape, self.dtype = source.shape, queries.dtype
+        self.is_small = source.numel() <= FEW
+        # what has the shape of a product's row as it is needs no view
+        self.is_row = groups == 1 and source.dim() == 3 and source.shape[1] == 1
+        # sqrt(D · (mean(k²) + eps)) in two calls, so that queries are sqrt(D) times as long
+        self.floor = queries.new_full((), (width * eps) ** 0.5)
+        by_head = (queries * width**0.5).view(groups, reads, num_heads, part)
+        self.queries = by_head.permute(0, 2, 3, 1).reshape(groups * num_heads, part, reads)
+        values = queries.new_empty(capacity, groups, tokens, width)
+        # a batch of [C, d], a source's tokens lying together
+        self.values = values.view(capacity, groups * tokens * num_heads, part).transpose(0, 1)
+        self.rows = values.unbind(0)
+        self.slots = values.view(capacity, *([groups] if groups > 1 else []), *source.shape).unbind(0)
+        logits = queries.new_empty(groups, tokens, reads * num_heads, capacity)
+        self.logits = logits.split(num_heads, 2)
+        self.all_logits, self.columns = logits, logits.unbind(3)
+        self.count = 0
+        self.ready: dict[int, Tensor] = {}
+
+    def add(self, values: Sequence[Sequence[Tensor]], keys: Sequence[Sequence[Tensor]] | None = None) -> None:
+        """More sources: by group a list of tensors [..., D], and of their keys where those are other tensors."""
+        self._put(values, keys)
+        self.count += len(values[0])
+        self.ready.clear()
+
+    def _put(self, values: Sequence[Sequence[Tensor]], keys: Sequence[Sequence[Tensor]] | None) -> None:
+        """Write sources and their logits behind those that are there for good."""
+        for place, of_groups in enumerate(zip(*values), self.count):
+            slot, key = self.slots[place], self.rows[place]
+            slot.copy_(of_groups[0]) if self.groups == 1 else torch.stack(of_groups, out=slot)
+            if keys is not None:
+                key = torch.stack([of_group[place - self.count] for of_group in keys]).to(self.dtype).view(key.shape)
+            norms = torch.hypot(torch.linalg.vector_norm(key, dim=-1, keepdim=True), self.floor)
+            if self.heads > 1:
+                key = key.view(self.groups, self.tokens, self.heads, self.part).transpose(1, 2).flatten(0, 1)
+            scores = torch.bmm(key, self.queries)  # [G·H, n, M]
+            if self.heads > 1:
+                of_heads = scores.view(self.groups, self.heads, self.tokens, scores.shape[2])
+                scores = of_heads.permute(0, 2, 3, 1).flatten(2)
+            torch.div(scores, norms, out=self.columns[place])
+
+    def read(
+        self,
+        first: int,
+        count: int = 1,
+        ahead: int = 0,
+        values: Sequence[Sequence[Tensor]] | None = None,
+        keys: Sequence[Sequence[Tensor]] | None = None,
+        bias: Tensor | None = None,
+        prior_bias: Tensor | None = None,
+        gain: float = 1.0,
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The queries `first` … `first + count` over all sources, and over private ones that no other read has.
+
+        Args:
+            ahead: how many more queries behind them have the same sources, bias and gain, and none of their own: their mixes
+                are made at the same time where tokens are few, and kept until they are asked for. One group only.
+            values, keys: private sources, as in `add`.
+            bias: b [count, S]; None: zeros.
+            prior_bias: b⁰ [S]; None: zeros. Used only where anchored.
+            gain: of the mix.
+
+        Returns:
+            gain · Σ w v [..., D] of each, group by group, and logits [G, n, count·H, S], float32 (float64), which the next
+            private sources may overwrite; no logits with reads ahead, or of those.
+        """
+        if first in self.ready:
+            return [self.ready[first + index] for index in range(count)], None
+        size = self.count
+        if values is not None:
+            self._put(values, keys)
+            size += len(values[0])
+        ahead = ahead if self.is_small else 0
+        reads = count + ahead
+        if reads == 1:
+            logits = self.logits[first].narrow(3, 0, size)
+        else:
+            logits = self.all_logits[:, :, first * self.heads : (first + reads) * self.heads, :size]
+        if bias is not None:
+            logits = logits + (bias if self.heads == 1 else bias.repeat_interleave(self.heads, 0))
+        weights = torch.softmax(logits, -1)
+        if self.anchored:
+            # of the whole shape and layout: only then is p − p⁰ exactly zero at the start
+            initial = torch.zeros_like(weights)
+            weights -= torch.softmax(initial if prior_bias is None else initial + prior_bias, -1)
+        if gain != 1:
+            weights *= gain
+        batch = self.groups * self.tokens * self.heads
+        if self.heads == 1:
+            left = weights.view(batch, reads, size)
+        else:
+            by_read = weights.view(self.groups * self.tokens, reads, self.heads, size)
+            left = by_read.transpose(1, 2).reshape(batch, reads, size)
+        mixes = torch.bmm(left, self.values.narrow(1, 0, size))  # [G·n·H, reads, d]
+        if self.is_row and reads == 1 and self.heads == 1:
+            found = [mixes]
+        else:
+            of_reads = mixes.view(self.groups, self.tokens, self.heads, reads, self.part).permute(0, 3, 1, 2, 4)
+            found = [mix.reshape(self.shape) for mix in of_reads.flatten(0, 1).unbind()]
+        if not ahead:
+            return found, logits
+        self.ready = dict(enumerate(found, first))
+        return found[:count], None
+
+    def totals(self, values: Sequence[Sequence[Tensor]] | None = None) -> Sequence[Tensor]:
+        """Σ v [..., D] of every group, with the private sources of the last read where given."""
+        size = self.count if values is None else self.count + len(values[0])
+        return [total.view(self.shape) for total in sum(self.rows[1:size], self.rows[0]).unbind()]
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """p [G, count, S, ..., H] of a read's logits."""
+        reads, size = logits.shape[2] // self.heads, logits.shape[3]
+        weights = torch.softmax(logits, -1).view(self.groups, self.tokens, reads, self.heads, size)
+        return weights.permute(0, 2, 4, 1, 3).reshape(self.groups, reads, size, *self.shape[:-1], self.heads)
