@@ -55,7 +55,7 @@ class InferenceReads:
         self.shape, self.dtype = source.shape, queries.dtype
         self.is_small = source.numel() <= FEW
         # what has the shape of a product's row as it is needs no view
-        self.is_row = groups == 1 and source.dim() == 3 and source.shape[1] == 1
+        self.is_row = groups == num_heads == 1 and source.dim() == 3 and source.shape[1] == 1
         # sqrt(D · (mean(k²) + eps)) in two calls, so that queries are sqrt(D) times as long
         self.floor = queries.new_full((), (width * eps) ** 0.5)
         by_head = (queries * width**0.5).view(groups, reads, num_heads, part)
@@ -65,9 +65,9 @@ class InferenceReads:
         self.values = values.view(capacity, groups * tokens * num_heads, part).transpose(0, 1)
         self.rows = values.unbind(0)
         self.slots = values.view(capacity, *([groups] if groups > 1 else []), *source.shape).unbind(0)
-        logits = queries.new_empty(groups, tokens, reads * num_heads, capacity)
-        self.logits = logits.split(num_heads, 2)
-        self.all_logits, self.columns = logits, logits.unbind(3)
+        logits = queries.new_empty(groups * tokens, reads * num_heads, capacity)
+        self.all_logits, self.logits = logits, logits.split(num_heads, 1)
+        self.columns = logits.view(groups, tokens, reads * num_heads, capacity).unbind(3)
         self.count = 0
         self.ready: dict[int, Tensor] = {}
 
@@ -115,7 +115,7 @@ class InferenceReads:
             gain: of the mix.
 
         Returns:
-            gain · Σ w v [..., D] of each, group by group, and logits [G, n, count·H, S], float32 (float64), which the next
+            gain · Σ w v [..., D] of each, group by group, and logits [G·n, count·H, S], float32 (float64), which the next
             private sources may overwrite; no logits with reads ahead, or of those.
         """
         if first in self.ready:
@@ -127,9 +127,10 @@ class InferenceReads:
         ahead = ahead if self.is_small else 0
         reads = count + ahead
         if reads == 1:
-            logits = self.logits[first].narrow(3, 0, size)
+            logits = self.logits[first]
         else:
-            logits = self.all_logits[:, :, first * self.heads : (first + reads) * self.heads, :size]
+            logits = self.all_logits.narrow(1, first * self.heads, reads * self.heads)
+        logits = logits.narrow(2, 0, size)
         if bias is not None:
             logits = logits + (bias if self.heads == 1 else bias.repeat_interleave(self.heads, 0))
         weights = torch.softmax(logits, -1)
@@ -139,22 +140,21 @@ class InferenceReads:
             weights -= torch.softmax(initial if prior_bias is None else initial + prior_bias, -1)
         if gain != 1:
             weights *= gain
-        batch = self.groups * self.tokens * self.heads
-        if self.heads == 1:
-            left = weights.view(batch, reads, size)
-        else:
-            by_read = weights.view(self.groups * self.tokens, reads, self.heads, size)
-            left = by_read.transpose(1, 2).reshape(batch, reads, size)
-        mixes = torch.bmm(left, self.values.narrow(1, 0, size))  # [G·n·H, reads, d]
-        if self.is_row and reads == 1 and self.heads == 1:
-            found = [mixes]
-        else:
-            of_reads = mixes.view(self.groups, self.tokens, self.heads, reads, self.part).permute(0, 3, 1, 2, 4)
-            found = [mix.reshape(self.shape) for mix in of_reads.flatten(0, 1).unbind()]
+        if self.heads > 1:
+            by_read = weights.view(len(weights), reads, self.heads, size)
+            weights = by_read.transpose(1, 2).reshape(len(weights) * self.heads, reads, size)
+        mixes = torch.bmm(weights, self.values.narrow(1, 0, size))  # [G·n·H, reads, d]
+        found = list(mixes.split(1, 1)) if self.is_row else self._by_read(mixes, reads)
         if not ahead:
             return found, logits
         self.ready = dict(enumerate(found, first))
         return found[:count], None
+
+    def _by_read(self, mixes: Tensor, reads: int) -> list[Tensor]:
+        if reads == self.heads == 1:
+            return list(mixes.view(self.groups, *self.shape).unbind())
+        of_reads = mixes.view(self.groups, self.tokens, self.heads, reads, self.part).permute(0, 3, 1, 2, 4)
+        return [mix.reshape(self.shape) for mix in of_reads.flatten(0, 1).unbind()]
 
     def totals(self, values: Sequence[Sequence[Tensor]] | None = None) -> Sequence[Tensor]:
         """Σ v [..., D] of every group, with the private sources of the last read where given."""
@@ -163,6 +163,6 @@ class InferenceReads:
 
     def weights(self, logits: Tensor) -> Tensor:
         """p [G, count, S, ..., H] of a read's logits."""
-        reads, size = logits.shape[2] // self.heads, logits.shape[3]
+        reads, size = logits.shape[1] // self.heads, logits.shape[2]
         weights = torch.softmax(logits, -1).view(self.groups, self.tokens, reads, self.heads, size)
         return weights.permute(0, 2, 4, 1, 3).reshape(self.groups, reads, size, *self.shape[:-1], self.heads)

@@ -199,6 +199,7 @@ class DepthAttentionResidual(Residual):
         self.uniform_values = config.depth_value_route == "uniform"
         self.averages_routes = config.depth_value_route == "average"
         self.scale = config.depth_logit_scale
+        self.max_scale = config.depth_detail_max_scale
         self.options = {
             "eps": config.rms_norm_eps,
             "num_heads": config.depth_num_heads,
@@ -254,12 +255,14 @@ class DepthAttentionResidual(Residual):
         return (*history, partial, *self.scaled(details, partial))
 
     def scaled(self, details: Sequence[Tensor], summary: Tensor) -> list[Tensor]:
+        if not details:
+            return []
         # details that are one tensor so far stay one
         names = {id(detail): detail for detail in details}
-        kept = self.config.depth_detail_max_scale >= 1  # the ratio of equal norms is one
+        kept = self.max_scale >= 1  # the ratio of equal norms is one
         others = [detail for detail in names.values() if not (kept and detail is summary)]
         if others:
-            matched = match_rms(summary, others, self.config.depth_detail_max_scale, self.options["eps"])
+            matched = match_rms(summary, others, self.max_scale, self.options["eps"])
             names |= {id(detail): found for detail, found in zip(others, matched)}
         return [names[id(detail)] for detail in details]
 
