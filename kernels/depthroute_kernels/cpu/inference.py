@@ -33,6 +33,7 @@ class InferenceReads:
         eps: inside the root.
         num_heads: H.
         anchored: mix with p − p⁰.
+        crossed: two groups, each of which has the other's values for keys.
 
     Attributes:
         count: how many sources have been added for good.
@@ -48,17 +49,19 @@ class InferenceReads:
         eps: float,
         num_heads: int = 1,
         anchored: bool = False,
+        crossed: bool = False,
     ):
         groups, reads, width = queries.shape
         tokens, part = source.numel() // width, width // num_heads
         self.groups, self.tokens, self.heads, self.part, self.anchored = groups, tokens, num_heads, part, anchored
-        self.shape, self.dtype = source.shape, queries.dtype
+        self.shape, self.dtype, self.crossed, self.reads = source.shape, queries.dtype, crossed, reads
         self.is_small = source.numel() <= FEW
         # what has the shape of a product's row as it is needs no view
         self.is_row = groups == num_heads == 1 and source.dim() == 3 and source.shape[1] == 1
         # sqrt(D · (mean(k²) + eps)) in two calls, so that queries are sqrt(D) times as long
         self.floor = queries.new_full((), (width * eps) ** 0.5)
-        by_head = (queries * width**0.5).view(groups, reads, num_heads, part)
+        # where keys are crossed logits lie where the keys are, in the other group's place
+        by_head = (queries.flip(0) if crossed else queries).mul(width**0.5).view(groups, reads, num_heads, part)
         self.queries = by_head.permute(0, 2, 3, 1).reshape(groups * num_heads, part, reads)
         values = queries.new_empty(capacity, groups, tokens, width)
         # a batch of [C, d], a source's tokens lying together
@@ -68,30 +71,38 @@ class InferenceReads:
         logits = queries.new_empty(groups * tokens, reads * num_heads, capacity)
         self.all_logits, self.logits = logits, logits.split(num_heads, 1)
         self.columns = logits.view(groups, tokens, reads * num_heads, capacity).unbind(3)
-        self.count = 0
+        self.count = self.asked = 0
         self.ready: dict[int, Tensor] = {}
 
     def add(self, values: Sequence[Sequence[Tensor]], keys: Sequence[Sequence[Tensor]] | None = None) -> None:
         """More sources: by group a list of tensors [..., D], and of their keys where those are other tensors."""
-        self._put(values, keys)
+        self._put(values, keys, self.asked, self.reads - self.asked)
         self.count += len(values[0])
         self.ready.clear()
 
-    def _put(self, values: Sequence[Sequence[Tensor]], keys: Sequence[Sequence[Tensor]] | None) -> None:
-        """Write sources and their logits behind those that are there for good."""
+    def _put(
+        self, values: Sequence[Sequence[Tensor]], keys: Sequence[Sequence[Tensor]] | None, first: int, count: int
+    ) -> None:
+        """Write sources behind those that are there for good, and the logits that `count` queries from `first` on, at least,
+        give to them."""
+        queries = self.queries
+        if not self.is_small:
+            queries = queries.narrow(2, first, count)
         for place, of_groups in enumerate(zip(*values), self.count):
-            slot, key = self.slots[place], self.rows[place]
+            slot, key, column = self.slots[place], self.rows[place], self.columns[place]
             slot.copy_(of_groups[0]) if self.groups == 1 else torch.stack(of_groups, out=slot)
             if keys is not None:
                 key = torch.stack([of_group[place - self.count] for of_group in keys]).to(self.dtype).view(key.shape)
             norms = torch.hypot(torch.linalg.vector_norm(key, dim=-1, keepdim=True), self.floor)
             if self.heads > 1:
                 key = key.view(self.groups, self.tokens, self.heads, self.part).transpose(1, 2).flatten(0, 1)
-            scores = torch.bmm(key, self.queries)  # [G·H, n, M]
+            scores = torch.bmm(key, queries)  # [G·H, n, M]
             if self.heads > 1:
-                of_heads = scores.view(self.groups, self.heads, self.tokens, scores.shape[2])
+                of_heads = scores.view(self.groups, self.heads, *scores.shape[1:])
                 scores = of_heads.permute(0, 2, 3, 1).flatten(2)
-            torch.div(scores, norms, out=self.columns[place])
+            if not self.is_small:
+                column = column.narrow(2, first * self.heads, count * self.heads)
+            torch.div(scores, norms, out=column)
 
     def read(
         self,
@@ -104,7 +115,8 @@ class InferenceReads:
         prior_bias: Tensor | None = None,
         gain: float = 1.0,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """The queries `first` … `first + count` over all sources, and over private ones that no other read has.
+        """The queries `first` … `first + count` over all sources, and over private ones that no other read has. Reads are asked for
+        in the order of their queries: what comes later has no logits of queries before.
 
         Args:
             ahead: how many more queries behind them have the same sources, bias and gain, and none of their own: their mixes
@@ -120,9 +132,10 @@ class InferenceReads:
         """
         if first in self.ready:
             return [self.ready[first + index] for index in range(count)], None
+        self.asked = first
         size = self.count
         if values is not None:
-            self._put(values, keys)
+            self._put(values, keys, first, count)
             size += len(values[0])
         ahead = ahead if self.is_small else 0
         reads = count + ahead
@@ -131,6 +144,8 @@ class InferenceReads:
         else:
             logits = self.all_logits.narrow(1, first * self.heads, reads * self.heads)
         logits = logits.narrow(2, 0, size)
+        if self.crossed:
+            logits = logits.roll(self.tokens, 0)  # each half of the rows into the other's place
         if bias is not None:
             logits = logits + (bias if self.heads == 1 else bias.repeat_interleave(self.heads, 0))
         weights = torch.softmax(logits, -1)

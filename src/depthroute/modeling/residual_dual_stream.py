@@ -7,6 +7,7 @@ The papers' summaries state neither the inputs of the gates nor their initial va
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,26 @@ class PreparedDualRead(NamedTuple):
     size: int
 
 
+class StaticWrite(NamedTuple):
+    """The gates ρ, β^0 / 2 and β^1 / 2 of one write, where no token has its own: numbers, float32 (float64)."""
+
+    rho: Tensor
+    half_0: Tensor
+    half_1: Tensor
+
+    def write(self, update: Tensor, partial: Sequence[Tensor]) -> Sequence[Tensor]:
+        """P^0, P^1 [B, T, D] after the write of u; before it there are none at a block's start."""
+        rho, half_0, half_1 = self
+        wide = update.to(rho.dtype)
+        if partial:
+            first, second = (tensor.to(rho.dtype) for tensor in partial)
+            one = torch.lerp(second, first, rho).addcmul_(half_0, wide, value=2)
+            other = torch.lerp(first, second, rho).addcmul_(half_1, wide, value=2)
+        else:
+            one, other = wide * (2 * half_0), wide * (2 * half_1)
+        return one.to(update.dtype), other.to(update.dtype)
+
+
 class InferenceDualRead(NamedTuple):
     """One read without gradients, whose entries are looked at as they come.
 
@@ -72,28 +93,15 @@ class InferenceDualRead(NamedTuple):
         shared: the backend's `InferenceReads`, by all reads that were prepared together; its groups are the two streams.
         parameters: the read's.
         place: its query among theirs.
-        alpha: α [1], and
-        mixing: [2, 3], what makes the new P^0 and P^1 of P^0, P^1 and u; None where gates are dynamic, and the second after the
-            final read.
+        alpha: α, a number, and
+        write: the gates of the write behind it; None where gates are dynamic, and the second after the final read.
     """
 
     shared: Any
     parameters: DualReadParameters
     place: int
     alpha: Tensor | None
-    mixing: Tensor | None
-
-
-class Mixing(NamedTuple):
-    """The static gates of one write as a matrix [2, 3], what makes the new P^0 and P^1 of P^0, P^1 and u; float32 (float64)."""
-
-    matrix: Tensor
-
-    def write(self, update: Tensor, partial: Sequence[Tensor]) -> Sequence[Tensor]:
-        """P^0, P^1 [B, T, D] after the write of u; before it there are none at a block's start."""
-        matrix = self.matrix if partial else self.matrix[:, 2:]
-        rows = torch.stack((*partial, update)).view(matrix.shape[1], -1)
-        return torch.mm(matrix, rows.to(matrix.dtype)).to(update.dtype).view(2, *update.shape).unbind()
+    write: StaticWrite | None
 
 
 class DualRead(nn.Module):
@@ -174,7 +182,9 @@ class DualStreamResidual(Residual):
         self.source_counts = [len(read_sources(config, s)) for s in range(self.final + 1)]
         self.layers_per_group = config.depth_block_size * max(1, 3 // config.depth_block_size)
         self.routes = ROUTES[config.dual_routing]
-        self.is_crossed = any(key != value for key, value in self.routes)
+        # each stream's keys are the other's values, or others that are neither's
+        self.is_crossed = self.routes in (ROUTES["cross_key"], ROUTES["cross_value"])
+        self.has_keys = self.routes == ROUTES["fixed"]
 
     def create_read(self, s: int) -> DualRead:
         return DualRead(self.config, s)
@@ -223,21 +233,18 @@ class DualStreamResidual(Residual):
         queries = torch.stack([read.query for read in parameters.values() if read.query is not None], 1)
         queries = queries if self.scale == 1 else queries * self.scale
         capacity = max(self.source_counts[s] for s in parameters)
-        shared = backend.InferenceReads(queries, state.stream, capacity=capacity, **self.options)
-        alphas: Sequence[Tensor | None] = [None] * len(parameters)
-        mixing: Sequence[Tensor | None] = [None] * len(parameters)
-        if self.config.dual_gates == "static":
-            logits = [read.gate_logits for read in parameters.values()]
-            alphas = torch.sigmoid(torch.stack([of_read[:1] for of_read in logits])).unbind()
-            writes = [of_read[1:] for of_read in logits if len(of_read) > 1]
-            if writes:
-                rho, beta_0, beta_1 = torch.sigmoid(torch.stack(writes, 1))
-                matrices = torch.stack([rho, 1 - rho, 2 * beta_0, 1 - rho, rho, 2 * beta_1], 1)
-                mixing = matrices.view(-1, 2, 3).unbind()
-        return {
-            s: InferenceDualRead(shared, read, index, alpha, mixing[index] if index < len(mixing) else None)
-            for index, ((s, read), alpha) in enumerate(zip(parameters.items(), alphas))
-        }
+        shared = backend.InferenceReads(
+            queries, state.stream, capacity=capacity, crossed=self.is_crossed, **self.options
+        )
+        # α, ρ, β^0 / 2 and β^1 / 2 of all reads, number by number
+        is_static = self.config.dual_gates == "static"
+        gates = iter(torch.sigmoid(torch.cat([read.gate_logits for read in parameters.values()])).unbind())
+        prepared = {}
+        for place, (s, read) in enumerate(parameters.items()):
+            alpha, *of_write = islice(gates, len(read.gate_logits))
+            write = StaticWrite(*of_write) if of_write and is_static else None
+            prepared[s] = InferenceDualRead(shared, read, place, alpha if is_static else None, write)
+        return prepared
 
     def prepare_with(
         self, parameters: dict[int, DualReadParameters], entries: tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -320,7 +327,7 @@ class DualStreamResidual(Residual):
     def read_inference(
         self, prepared: InferenceDualRead, state: ResidualState, s: int, record: RoutingRecord | None
     ) -> Reading:
-        shared, parameters, place, alpha, mixing = prepared
+        shared, parameters, place, alpha, write = prepared
         completed, count, gates = len(state.history) // 2, self.source_counts[s], parameters.gate_logits
         if shared.count < completed:
             new = state.history[2 * shared.count :]
@@ -337,12 +344,13 @@ class DualStreamResidual(Residual):
             mixed = state.stream + torch.addcmul(count * mixed, alpha - 0.5, totals[0] - totals[1])
         if record is not None:
             self.note(record, s, shared.weights(logits).squeeze(1))
-        return Reading(mixed.to(state.stream.dtype), gates=gates if mixing is None else Mixing(mixing))
+        return Reading(mixed.to(state.stream.dtype), gates=write or gates)
 
     def routed(self, first: Any, second: Any) -> tuple[list[Any], list[Any] | None]:
-        """By target stream: its values and, where those are others, its keys, of what belongs to stream 0 and to stream 1."""
+        """By target stream: its values and, where those are nobody's values, its keys, of what belongs to stream 0 and to
+        stream 1."""
         of_stream = (first, second)
-        keys = [of_stream[key] for key, _ in self.routes] if self.is_crossed else None
+        keys = [of_stream[key] for key, _ in self.routes] if self.has_keys else None
         return [of_stream[value] for _, value in self.routes], keys
 
     def dynamic_gates(
@@ -396,7 +404,7 @@ class DualStreamResidual(Residual):
 
     def write(self, state: ResidualState, s: int, update: Tensor, reading: Reading) -> ResidualState:
         stream = state.stream + update
-        if isinstance(reading.gates, Mixing):
+        if isinstance(reading.gates, StaticWrite):
             partial = reading.gates.write(update, state.carry[1:])
         else:
             backend = choose_backend(self.config, update)
