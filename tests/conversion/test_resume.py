@@ -130,7 +130,11 @@ def test_ten_kills_and_the_same_bytes(large, tmp_path):
     assert sum(name.endswith(".safetensors") for name in expected[0]) >= 13
     for number, (state, _, *left) in enumerate(kills):
         # a killed process leaves its folder alone, and never a part of the target
-        allowed = {"killed": ([], [".out.unfinished"]), "late": (["out"], [".out.unfinished", "out"]), "ended": (["out"],)}
+        allowed = {
+            "killed": ([], [".out.unfinished"]),
+            "late": (["out"], [".out.unfinished", "out"]),
+            "ended": (["out"],),
+        }
         assert left in allowed[state], (number, state, left)
         assert os.listdir(tmp_path / str(number)) == ["out"]
         assert tree(tmp_path / str(number) / "out") == expected[number > 7], number

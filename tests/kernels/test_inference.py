@@ -10,7 +10,10 @@ from depthroute_kernels.cpu import InferenceReads, of_inference
 
 
 WIDTH, READS, EPS = 12, 3, 1e-5
-SHAPES = pytest.mark.parametrize("shape", [(1, 1), (4, 1), (2, 3), (0, 1)], ids=lambda shape: "x".join(map(str, shape)))
+# the last: so many that work is saved, not calls
+SHAPES = pytest.mark.parametrize(
+    "shape", [(1, 1), (4, 1), (2, 3), (0, 1), (2, 700)], ids=lambda shape: "x".join(map(str, shape))
+)
 HEADS = pytest.mark.parametrize("heads", [1, 4], ids=lambda heads: f"{heads} heads")
 ANCHORED = pytest.mark.parametrize("anchored", [False, True], ids=["plain", "anchored"])
 GROUPS = pytest.mark.parametrize("groups", [1, 2], ids=lambda groups: f"{groups} groups")
@@ -93,13 +96,36 @@ def test_reads_equal_the_reference(groups, anchored, heads, shape):
     check(2, [0, 1, 2, 3], 2, 1, options, reads.read(2, **options))
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (2, 700)], ids=["few", "many"])
+@HEADS
+@ANCHORED
+def test_crossed_keys_are_the_other_groups_values(anchored, heads, shape):
+    queries, values = normal(2, READS, WIDTH, seed=1), [sources(5, shape, 10 + group) for group in range(2)]
+    options = {"capacity": 5, "eps": EPS, "num_heads": heads, "anchored": anchored}
+    ways = []
+    for crossed in (False, True):
+        reads = InferenceReads(queries, values[0][0], crossed=crossed, **options)
+        keys = (lambda part: None) if crossed else (lambda part: [values[1][part], values[0][part]])
+        found = []
+        for part in (slice(0, 1), slice(1, 3)):
+            reads.add([of_group[part] for of_group in values], keys(part))
+        for first, private in ((0, None), (1, slice(3, 4)), (2, slice(3, 5))):
+            own = {} if private is None else {"values": [v[private] for v in values], "keys": keys(private)}
+            mixes, logits = reads.read(first, **own)
+            found += [*mixes, reads.weights(logits)]
+        ways.append(found)
+    for one, other in zip(*ways):
+        assert_near(one, other)
+
+
 @HEADS
 @ANCHORED
 def test_what_is_made_ahead_is_what_is_asked_for(anchored, heads):
     values = sources(4, (2, 1), 5)
     ways = []
     for ahead in (0, 1):
-        reads = InferenceReads(normal(1, READS, WIDTH, seed=1), values[0], capacity=len(values), eps=EPS, num_heads=heads, anchored=anchored)
+        queries, options = normal(1, READS, WIDTH, seed=1), {"num_heads": heads, "anchored": anchored}
+        reads = InferenceReads(queries, values[0], capacity=4, eps=EPS, **options)
         reads.add([values[:2]])
         first, _ = reads.read(0, ahead=ahead)
         second, _ = reads.read(1)
@@ -119,7 +145,8 @@ def test_what_is_made_ahead_is_what_is_asked_for(anchored, heads):
 def test_anchored_at_zero_is_exactly_zero(shape, heads, biased, dtype):
     values = [source.to(dtype) for source in sources(5, shape, 5)]
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
-    reads = InferenceReads(torch.zeros(1, READS, WIDTH, dtype=statistics), values[0], capacity=len(values), eps=EPS, num_heads=heads, anchored=True)
+    queries, options = torch.zeros(1, READS, WIDTH, dtype=statistics), {"num_heads": heads, "anchored": True}
+    reads = InferenceReads(queries, values[0], capacity=5, eps=EPS, **options)
     reads.add([values[:3]])
     bias = normal(5, seed=3).to(statistics) if biased else None
     column = None if bias is None else bias.expand(2, -1)

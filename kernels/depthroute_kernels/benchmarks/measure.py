@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Time, bytes saved for backward and peak memory of one piece of work, and what memory itself can do, on a CPU or a GPU."""
+"""Time, bytes saved for backward, peak memory and operations of one piece of work, and what memory itself can do, on a CPU or a GPU."""
 
 import os
 import statistics
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 Work = Callable[[], Any]
@@ -86,6 +87,23 @@ def peak_bytes(work: Work, device: str = "cpu") -> int:
             now += event.nbytes()
             peak = max(peak, now)
     return peak
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operations(work: Work) -> int:
+    """How many of torch's operations `work` calls, views included: what it costs where each has little to do."""
+    with _Counter() as counter:
+        work()
+    return counter.count
 
 
 def copying(nbytes: int, device: str) -> Work:

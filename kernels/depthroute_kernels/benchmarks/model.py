@@ -21,7 +21,7 @@ from depthroute.modeling.configuration_depthroute import MEANT_FOR
 
 from .backend_parity import check_backend
 from .machine import describe_machine
-from .measure import interleaved_times, peak_bytes, quartiles, saved_bytes
+from .measure import interleaved_times, operations, peak_bytes, quartiles, saved_bytes
 from .parity import check_anchored_start, check_reads
 from .settings import DTYPES, BenchmarkSettings, implementation_of
 
@@ -62,11 +62,15 @@ class Case:
 
     def decode(self) -> None:
         """`DECODED_TOKENS` single steps behind the cached tokens, which are all that is left in the cache afterwards."""
-        with torch.no_grad():
-            for index in range(DECODED_TOKENS):
-                column = self.token_ids[:, index % self.token_ids.shape[1], None]
-                self.model(input_ids=column, use_cache=True, **{CACHE_NAME: self.cache})
+        for index in range(DECODED_TOKENS):
+            self.step(index)
         self.cache.crop(-DECODED_TOKENS)
+
+    def step(self, index: int = 0) -> None:
+        """One more token behind the cached ones."""
+        with torch.no_grad():
+            column = self.token_ids[:, index % self.token_ids.shape[1], None]
+            self.model(input_ids=column, use_cache=True, **{CACHE_NAME: self.cache})
 
 
 def run_benchmark(settings: BenchmarkSettings, progress: bool = False) -> dict[str, Any]:
@@ -81,7 +85,8 @@ def run_benchmark(settings: BenchmarkSettings, progress: bool = False) -> dict[s
 
     Returns:
         `command`, `settings`, `machine` and `systems`: by name, for `train_step`, `forward` and `decode_token` the median and
-        quartiles in milliseconds (`ms`) and of the ratios to stock of the same round (`ratio`); `saved_bytes` (kept for
+        quartiles in milliseconds (`ms`) and of the ratios to stock of the same round (`ratio`); `decode_operations` (calls of
+        torch's operations for one decoded token, `count`); `saved_bytes` (kept for
         backward, parameters not counted) and `peak_bytes` (of one train step, beyond weights), each with `ratio`. With
         checkpointing, `train_step`, `saved_bytes` and `peak_bytes` once more under names that end in `_checkpointed`: ratios
         to stock with checkpointing.
@@ -141,6 +146,11 @@ def _run(settings: BenchmarkSettings, progress: bool) -> dict[str, Any]:
     time("train_step", Case.train_step, "train_step")
     time("forward", Case.infer, "forward")
     time("decode_token", Case.decode, "decode_token")
+    for name, case in cases.items():
+        count = operations(case.step)
+        case.cache.crop(-1)
+        systems[name]["decode_operations"] = {"count": count}
+        systems[name]["decode_operations"]["ratio"] = count / systems[STOCK]["decode_operations"]["count"]
     count_memory()
     if settings.checkpointing:
         with checkpointing(cases):

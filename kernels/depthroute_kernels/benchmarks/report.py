@@ -17,6 +17,7 @@ MEASURES = {
     "train_step": "train step",
     "forward": "forward",
     "decode_token": "decode",
+    "decode_operations": "decode operations",
     "saved_bytes": "saved bytes",
     "peak_bytes": "peak bytes",
 }
@@ -57,6 +58,8 @@ def _table(result: dict[str, Any], measures: dict[str, str], title: str) -> Tabl
 
 
 def _absolute(measure: dict[str, Any]) -> str:
+    if "count" in measure:
+        return str(measure["count"])
     return f"{measure['ms']['median']:.2f} ms" if "ms" in measure else f"{measure['bytes'] / 2**20:.1f} MiB"
 
 
@@ -106,7 +109,7 @@ def draw(result: dict[str, Any], file: Path) -> None:
     measures = measures_of(result)
     figure = Figure(figsize=(2 + 0.3 * len(measures) * len(systems), 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#004166", "#856100", "#6B3553")
+    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#004166", "#856100", "#6B3553", "#999999")
     width = 0.85 / len(measures)
     for place, ((key, label), colour) in enumerate(zip(measures.items(), colours)):
         ratios = [system[key]["ratio"] for system in systems.values()]

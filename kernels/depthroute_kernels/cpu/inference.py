@@ -4,7 +4,7 @@
 
 Inside, n stands for all tokens (B·T), d for D/H, G for independent groups of queries and sources (DAR's two streams), and C for
 the most sources that any read has. In decoding what costs is the number of calls, with many tokens the bytes: both are least
-so.
+so, and a product of one query's weights with the sources is no slower than its share of one for several.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class InferenceReads:
 
     Attributes:
         count: how many sources have been added for good.
-        is_small: whether mixes are made ahead.
+        is_small: whether calls cost more than their arithmetic: then all queries meet every source, and mixes are made ahead.
     """
 
     def __init__(
@@ -159,7 +159,10 @@ class InferenceReads:
             by_read = weights.view(len(weights), reads, self.heads, size)
             weights = by_read.transpose(1, 2).reshape(len(weights) * self.heads, reads, size)
         mixes = torch.bmm(weights, self.values.narrow(1, 0, size))  # [G·n·H, reads, d]
-        found = list(mixes.split(1, 1)) if self.is_row else self._by_read(mixes, reads)
+        if self.is_row:
+            found = [mixes] if reads == 1 else list(mixes.split(1, 1))
+        else:
+            found = self._by_read(mixes, reads)
         if not ahead:
             return found, logits
         self.ready = dict(enumerate(found, first))

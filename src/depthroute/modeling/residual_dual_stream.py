@@ -213,8 +213,8 @@ class DualStreamResidual(Residual):
         return self.final // 2 if backend.of_inference(state.stream) else self.layers_per_group
 
     def prepare(self, state: ResidualState, modules: dict[int, Any]) -> dict[int, Any]:
-        """All queries of the reads `modules`, over the entries of both streams completed so far (`PreparedDualRead`), or of a few
-        tokens over every entry as it comes (`InferenceDualRead`)."""
+        """All queries of the reads `modules`, over the entries of both streams completed so far (`PreparedDualRead`), or
+        without gradients over every entry as it comes (`InferenceDualRead`)."""
         backend: Any = choose_backend(self.config, state.stream)
         inference = backend.of_inference(state.stream)
         end = self.final + inference
