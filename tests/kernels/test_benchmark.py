@@ -370,7 +370,6 @@ def test_a_figure_that_could_not_be_written(tmp_path):
 TIMED = ("train_step", "forward", "decode_token", "decode_operations", "saved_bytes")
 RESULTS = {
     "cpu-12-layers.json": TIMED,
-    "cpu-12-layers-few-rounds.json": TIMED,
     "cpu-12-layers-anchored.json": TIMED,
     "cpu-24-layers.json": TIMED,
     "cpu-checkpointing.json": ("train_step_checkpointed", "peak_bytes_checkpointed", "peak_bytes"),

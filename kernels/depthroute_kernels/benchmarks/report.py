@@ -17,7 +17,7 @@ MEASURES = {
     "train_step": "train step",
     "forward": "forward",
     "decode_token": "decode",
-    "decode_operations": "decode operations",
+    "decode_operations": "decode ops",
     "saved_bytes": "saved bytes",
     "peak_bytes": "peak bytes",
 }
@@ -45,10 +45,12 @@ def result_tables(result: dict[str, Any]) -> list[Table]:
 
 
 def _table(result: dict[str, Any], measures: dict[str, str], title: str) -> Table:
-    table = Table(title=title, caption="ratio to qwen3 in the same round: median, quartiles", box=SIMPLE_HEAD)
-    table.add_column("system", no_wrap=True)
+    caption = "ratio to qwen3 in the same round: median, quartiles; decode ops: torch's operations for one token"
+    # narrow: six measures fit into 80 columns
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("system")
     for name in measures.values():
-        table.add_column(name.removesuffix(", checkpointed"), justify="right", overflow="fold")
+        table.add_column(name.removesuffix(", checkpointed").replace(" ", "\n"), justify="right", no_wrap=True)
     for name, system in result["systems"].items():
         if name == "qwen3":
             table.add_row(name, *(_absolute(system[key]) for key in measures))
