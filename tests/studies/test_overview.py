@@ -150,10 +150,21 @@ def test_without_costs_nothing_is_cheapest(scratch):
 
 def test_the_cheapest_is_the_one_with_the_shortest_train_step(benches):
     changed = Bench("cpu-12-layers.json", deepcopy(main_bench(benches).result))
-    changed.result["systems"]["wav"]["train_step"]["ratio"]["median"] = 0.01
-    changed.result["systems"]["standard"]["train_step"]["ratio"]["median"] = 0.001  # routes nothing
+    systems = changed.result["systems"]
+    systems["wav"]["train_step"]["ratio"] = dict.fromkeys(("median", "q1", "q3"), 0.01)
+    systems["standard"]["train_step"]["ratio"] = dict.fromkeys(("median", "q1", "q3"), 0.001)  # routes nothing
     assert cheapest(changed) == "wav"
     assert row_of(overview([], [changed]), "Lowest cost of those that route")[1] == linked("wav")
+
+
+def test_of_train_steps_that_are_alike_the_fewest_bytes_are_cheapest(benches):
+    changed = Bench("cpu-12-layers.json", deepcopy(main_bench(benches).result))
+    for number, (name, system) in enumerate(changed.result["systems"].items()):
+        system["train_step"]["ratio"] = {"median": 2 + number / 100, "q1": 2.0, "q3": 3.0}
+        system["saved_bytes"]["ratio"] = 1.5 if name != "dar" else 1.4
+    assert cheapest(changed) == "dar"
+    changed.result["systems"]["dar"]["train_step"]["ratio"] = {"median": 4.0, "q1": 3.1, "q3": 5.0}
+    assert cheapest(changed) != "dar"
 
 
 def test_gpu_costs_are_missing_once_until_there_are_some(benches):

@@ -34,7 +34,7 @@ class Need:
         at: whether a model is trained from scratch or a checkpoint is converted.
         because: the reason.
         presets: first choice first; empty where the measured train step chooses.
-        cheapest: take the preset that routes and has the shortest measured train step.
+        cheapest: take the preset that routes and has the shortest measured train step (`costs.cheapest`).
     """
 
     need: str

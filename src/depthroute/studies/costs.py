@@ -27,6 +27,14 @@ class Ratio:
     median: float
     quartiles: tuple[float, float] | None
 
+    @property
+    def low(self) -> float:
+        return self.median if self.quartiles is None else self.quartiles[0]
+
+    @property
+    def high(self) -> float:
+        return self.median if self.quartiles is None else self.quartiles[1]
+
     def __str__(self) -> str:
         spread = "" if self.quartiles is None else f" ({self.quartiles[0]:.2f}–{self.quartiles[1]:.2f})"
         return f"{self.median:.2f}{spread}"
@@ -156,15 +164,20 @@ def not_measured(bench: Bench | None) -> list[str]:
 
 
 def cheapest(bench: Bench | None) -> str | None:
-    """The preset that routes and has the shortest train step; None where none was measured."""
+    """The preset that routes and has the shortest train step; of those whose quartiles overlap its own, the one that keeps the
+    fewest bytes, which are counted. None where none was measured."""
     routed = {
-        name: ratio.median
+        name: ratio
         for name, preset in PRESETS.items()
         if preset.fields["residual_type"] in ("depth_attention", "dual_stream")
         and bench is not None
         and (ratio := bench.ratio(name, "train_step")) is not None
     }
-    return min(routed, key=routed.__getitem__) if routed else None
+    if bench is None or not routed:
+        return None
+    shortest = min(routed.values(), key=lambda ratio: ratio.median)
+    alike = [name for name, ratio in routed.items() if ratio.low <= shortest.high]
+    return min(alike, key=lambda name: ratio_of(bench.result["systems"][name], "saved_bytes").median)
 
 
 def cost_chapter(preset: str, benches: Sequence[Bench]) -> str:
@@ -182,7 +195,7 @@ def cost_chapter(preset: str, benches: Sequence[Bench]) -> str:
     if not parts:
         return "Not measured: no committed result of `depthroute bench` has this preset.\n"
     explained = (
-        "Ratio to stock Qwen3 in the same run (checkpointed: to stock with checkpointing): median, and quartiles over rounds where it is a time. Decode: one cached token. "
+        "Ratio to stock Qwen3 in the same run (checkpointed: to stock with checkpointing): median, and quartiles over rounds where it is a time. Decode: one cached token; decode ops: torch's operations for it. "
         "Saved bytes: what the forward pass keeps for backward.\n"
     )
     return explained + "\n" + "\n".join(parts)
