@@ -32,7 +32,7 @@ def case(request, graft):
 
 def test_equals_the_models_own_record(case, token_ids):
     model, heads, routes = case
-    with torch.no_grad():  # as recording does: few tokens without gradients are computed in another way
+    with torch.no_grad():  # as recording does: without gradients reads go another way
         expected = model(token_ids, output_routing=True).routing
     recorded = record_routing(model, [{"input_ids": token_ids}])
     assert list(recorded) == list(expected)

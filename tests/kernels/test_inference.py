@@ -1,6 +1,6 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads without gradients, source by source, against the reference."""
+"""Reads without gradients against the reference."""
 
 import pytest
 import torch

@@ -658,7 +658,7 @@ def test_weights_of_a_learned_norm_in_half_precision(form, dtype, name):
 @pytest.mark.parametrize("options", [{}, {"anchored": True, "gain": 3.0}], ids=["plain", "anchored"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_without_gradients(queries, options, heads, name):
-    """A few tokens and many, with and without gradients: up to four ways to compute one thing."""
+    """A few tokens and many, with and without gradients: one outcome."""
     query = normal(queries, WIDTH, seed=1)
     query = query[0] if queries == 1 else query
     bias = normal(COUNT, seed=6)

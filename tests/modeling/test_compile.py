@@ -64,6 +64,25 @@ def test_gradients_through_a_compiled_model(case):
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("gradients", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("case", ["attnres-block", "dar"])
+def test_layers_compiled_one_by_one(case, gradients):
+    """The loop around them is not, and prepares nothing for them: each has one graph and computes its own reads."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    preset, values = COMPILED[case]
+    model = DepthRouteForCausalLM(tiny_config(preset, base=TWO_LAYERS, **values)).eval()
+    randomize_routing(model)
+    ids = torch.arange(9).view(1, -1)
+    with torch.set_grad_enabled(gradients):
+        expected = model(ids, use_cache=False).logits
+        counter = CompileCounterWithBackend("eager")
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True, backend=counter)
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, rtol=0, atol=1e-4)
+    assert counter.frame_count == 2
+
+
 def test_one_graph_under_autocast():
     torch._dynamo.reset()
     torch.manual_seed(0)

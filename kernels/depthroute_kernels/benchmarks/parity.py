@@ -33,7 +33,7 @@ def check_anchored_start(model: DepthRouteForCausalLM, stock: Qwen3ForCausalLM, 
         CheckFailed: one of them differs.
     """
     exact = model.model.residual.starts_exactly
-    for gradients in (True, False):  # a few tokens without gradients are read in a way of their own
+    for gradients in (True, False):  # without gradients reads go a way of their own
         with torch.set_grad_enabled(gradients):
             logits, expected = (m(input_ids=token_ids, use_cache=False).logits.detach() for m in (model, stock))
         gap = (logits.double() - expected.double()).abs().max().item()

@@ -1,9 +1,10 @@
 # Copyright 2026 The DepthRoute Authors. All rights reserved.
 # SPDX-License-Identifier: Apache-2.0
-"""The depth reads of a forward pass without gradients: every source is looked at once, for all queries, when it comes.
+"""The depth reads of a model's forward pass without gradients: a source is looked at once, when it comes, for all queries that are
+still to be asked.
 
-Inside, n stands for all tokens (B·T), d for D/H, G for independent groups of queries and sources (DAR's two streams), and C for
-the most sources that any read has. In decoding what costs is the number of calls, with many tokens the bytes: both are least
+Inside, n stands for all tokens (B·T), d for D/H, G for groups of queries and sources (DAR's two streams), and C for the most
+sources that any read has. In decoding what costs is the number of calls, with many tokens the bytes: both are least
 so, and a product of one query's weights with the sources is no slower than its share of one for several.
 """
 
@@ -132,6 +133,7 @@ class InferenceReads:
         """
         if first in self.ready:
             return [self.ready[first + index] for index in range(count)], None
+        assert first >= self.asked, (first, self.asked)
         self.asked = first
         size = self.count
         if values is not None:

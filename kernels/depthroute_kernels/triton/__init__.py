@@ -28,7 +28,7 @@ def available(device: torch.device | str, dtype: torch.dtype | None = None) -> s
 
 
 def of_inference(stream: Tensor) -> bool:
-    """Whether reads without gradients go source by source: never here, where a phase is one launch."""
+    """Whether reads without gradients go another way: never here, where a phase is one launch."""
     return False
 
 

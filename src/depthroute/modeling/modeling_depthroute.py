@@ -346,14 +346,14 @@ class DepthRouteModel(DepthRoutePreTrainedModel):
 
     def _prepare_group(self, state: ResidualState, first: int, size: int) -> dict[int, Any] | None:
         """The reads of `size` layers from `first` on, prepared at once, with all layers the final read too; None where each
-        layer has to see to its own: under checkpointing, which runs a layer again, where layers are wrapped, or parameters
-        sharded or offloaded, and where hooks may change what a layer is given or gives."""
+        layer has to see to its own: under checkpointing, which runs a layer again, where layers are wrapped or compiled one by
+        one, or parameters sharded or offloaded, and where hooks may change what a layer is given or gives."""
         layers = self.layers[first : first + size]
         modules: dict[int, Any] = {}
         for layer in layers:
             if not isinstance(layer, DepthRouteDecoderLayer) or (layer.gradient_checkpointing and layer.training):
                 return None
-            if has_hooks(layer):
+            if has_hooks(layer) or layer._compiled_call_impl is not None:
                 return None
             modules |= layer.reads()
         if len(layers) == len(self.layers):
