@@ -65,6 +65,7 @@ def test_a_process_that_is_killed_is_told():
 
 
 STUDY = """
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,8 @@ def stopped():
         list(results)
 
 if __name__ == "__main__":
+    # tests that a shell runs in the background are started with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.app = stopped
     cli.main()
 """
