@@ -48,10 +48,11 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-# what needs lm-eval, the linters or the demo's weights is not part of this environment
+# what needs lm-eval, scipy, the linters or the demo's weights is not part of this environment
 test-oldest: $(OLDEST_READY)
 	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m smoke \
-		--ignore tests/evaluation --ignore tests/demo --ignore tests/packaging $(PYTEST_ARGS)
+		--ignore tests/evaluation --ignore tests/studies --ignore tests/demo \
+		--ignore tests/packaging $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
